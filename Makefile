@@ -1,0 +1,42 @@
+.DEFAULT_GOAL := help
+.PHONY: help setup serve demo test lint format lock clean
+
+BIN := .venv/bin
+MODEL ?= tandem
+HTTP_PORT ?= 8000
+GRPC_PORT ?= 8001
+METRICS_PORT ?= 8002
+# Arguments for the demo and for pytest, for example: make test ARGS="-k serving -x"
+ARGS ?=
+
+help: ## this table
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 15
+
+setup: ## make .venv and .triton, or nothing when they are up to date
+	@tools/setup/setup.sh
+
+serve: setup ## serve MODEL on HTTP_PORT, GRPC_PORT and METRICS_PORT until Ctrl-C
+	@$(BIN)/tandem serve --model $(MODEL) --http-port $(HTTP_PORT) \
+		--grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT)
+
+demo: setup ## start a server on free ports and compare plain with speculative decoding
+	@$(BIN)/tandem demo --model $(MODEL) $(ARGS)
+
+test: setup ## run every test; those that need a GPU are skipped without one
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: setup ## ruff and mypy
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: setup ## let ruff sort imports and format
+	@$(BIN)/ruff check --fix --select I .
+	@$(BIN)/ruff format .
+
+lock: setup ## pin the newest versions that pyproject.toml allows
+	@tools/setup/lock.sh
+
+clean: ## remove what the other targets made
+	rm -rf .venv .triton .triton.* .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Makes .venv (packages of requirements.lock, this project editable) and .triton (the server), or
+# does nothing when both are up to date. Bash, because it runs before any environment exists.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+exec 9<tools/setup/setup.sh
+flock 9 # two runs at once must not write the same .venv
+
+venv=.venv
+stamp=$venv/.setup-stamp
+unfinished=$venv/.setup-unfinished
+
+say() { printf '\033[1m%s\033[0m\n' "$*" >&2; }
+
+# The folder's own path belongs to it: an environment that was moved or copied does not work.
+inputs() { { pwd -P; cat requirements.lock pyproject.toml tools/setup/*.{sh,py}; } | sha256sum; }
+
+# Prints the first interpreter that can carry the server's Python backend.
+find_python() {
+    local candidate reason reasons=""
+    for candidate in ${PYTHON:-python3.11 python3.12 python3}; do
+        command -v "$candidate" >/dev/null || continue
+        if reason=$("$candidate" tools/setup/interpreter.py 2>&1 >/dev/null); then
+            echo "$candidate"
+            return
+        fi
+        reasons+=" $reason"
+    done
+    say "No Python 3.11 or 3.12 with a shared library found; install one or name it with" \
+        "make setup PYTHON=/path/to/python3.11.$reasons"
+    return 1
+}
+
+# An interrupted installation may have left packages without all their files: begin anew.
+usable() {
+    [[ ! -e $unfinished ]] && "$venv/bin/python" tools/setup/interpreter.py >/dev/null 2>&1 &&
+        "$venv/bin/python" -m pip --version >/dev/null 2>&1
+}
+
+wanted=$(inputs)
+if [[ -f $stamp && $(<"$stamp") == "$wanted" && -x .triton/bin/tritonserver ]]; then
+    exit 0
+fi
+
+if ! usable; then
+    python=$(find_python)
+    say "Making $venv with $("$python" --version)"
+    rm -rf "$venv"
+    "$python" -m venv "$venv"
+fi
+
+say "Installing the packages of requirements.lock (torch is large: some minutes the first time)"
+rm -f "$stamp"
+touch "$unfinished"
+pip=("$venv/bin/python" -m pip --disable-pip-version-check install)
+"${pip[@]}" -r requirements.lock
+"${pip[@]}" --quiet --no-deps --no-build-isolation --editable .
+rm -f "$unfinished"
+
+"$venv/bin/python" tools/setup/install_triton.py .triton
+echo "$wanted" >"$stamp"
+say "Ready: try make demo, make serve or make test"
