@@ -1,0 +1,116 @@
+"""What can go wrong, as types: each carries the server's own sentence and its status code."""
+
+from typing import ClassVar
+
+_UNREACHABLE = "no connection to the server: {}"
+
+
+class TandemError(Exception):
+    """Base of every error a client raises; `str(error)` is the server's sentence.
+
+    `code` is the gRPC spelling of the status (`INVALID_ARGUMENT`, `UNAVAILABLE`, …). `retriable`
+    says whether the same request may succeed later without being changed.
+    """
+
+    code: ClassVar[str] = "UNKNOWN"
+    retriable: ClassVar[bool] = False
+
+
+class InvalidArgument(TandemError):
+    """The request is wrong: the sentence names what."""
+
+    code = "INVALID_ARGUMENT"
+
+
+class NotFound(TandemError):
+    """The server has no such model."""
+
+    code = "NOT_FOUND"
+
+
+class Unavailable(TandemError):
+    """The server cannot be reached, the model is not ready, or its queue is full."""
+
+    code = "UNAVAILABLE"
+    retriable = True
+
+
+class Cancelled(TandemError):
+    """The request was cancelled, here or on the server."""
+
+    code = "CANCELLED"
+
+
+class DeadlineExceeded(TandemError):
+    """The request ran past its timeout."""
+
+    code = "DEADLINE_EXCEEDED"
+    retriable = True
+
+
+class Unsupported(TandemError):
+    """The server does not know this kind of request."""
+
+    code = "UNIMPLEMENTED"
+
+
+class ServerError(TandemError):
+    """The server failed, and not because of the request."""
+
+    code = "INTERNAL"
+
+
+_BY_CODE: dict[str, type[TandemError]] = {
+    error.code: error
+    for error in (
+        InvalidArgument,
+        NotFound,
+        Unavailable,
+        Cancelled,
+        DeadlineExceeded,
+        Unsupported,
+        ServerError,
+    )
+}
+
+# Triton 2.51's generate endpoints answer 400 for every error of a model, whatever its own code:
+# only gRPC tells a full queue from a bad request by its type.
+_BY_STATUS: dict[int, type[TandemError]] = {
+    400: InvalidArgument,
+    404: NotFound,
+    408: DeadlineExceeded,
+    429: Unavailable,
+    499: Cancelled,
+    501: Unsupported,
+    502: Unavailable,
+    503: Unavailable,
+    504: DeadlineExceeded,
+}
+
+
+def from_grpc(code: str, sentence: str) -> TandemError:
+    """The error for a gRPC status; `code` is its name."""
+    if code == "UNAVAILABLE" and "connect" in sentence:
+        # gRPC names every address and layer it went through; the reason stands last.
+        sentence = _UNREACHABLE.format(sentence.rsplit(": ", 1)[-1])
+    return _BY_CODE.get(code, ServerError)(sentence or f"the server answered {code}")
+
+
+def from_http(status: int, sentence: str) -> TandemError:
+    """The error for an HTTP status of 400 or more."""
+    return _BY_STATUS.get(status, ServerError)(sentence or f"the server answered HTTP {status}")
+
+
+def from_sentence(sentence: str) -> TandemError:
+    """The error for a gRPC answer that carries a sentence without a code.
+
+    Triton refuses so what never reaches a model: an unknown model or a malformed tensor.
+    """
+    if "unknown model" in sentence:
+        return NotFound(sentence)
+    return InvalidArgument(sentence)
+
+
+def unreachable(cause: Exception) -> TandemError:
+    """The error for a connection that could not be made or broke."""
+    return Unavailable(_UNREACHABLE.format(cause or type(cause).__name__))
