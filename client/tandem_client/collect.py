@@ -23,6 +23,11 @@ class Collector:
             self._first = self._last
         self._chunks.append(chunk)
 
+    @property
+    def started(self) -> bool:
+        """Whether anything has arrived."""
+        return bool(self._chunks)
+
     def completion(self) -> Completion:
         """The answer so far; a stream that was left early has no finish reason."""
         chunks = self._chunks

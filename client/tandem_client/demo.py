@@ -1,0 +1,125 @@
+"""Watch speculation at work: `python -m tandem_client.demo --tokenizer DIR`.
+
+Streams a completion token by token, coloured by which model wrote each token, then the same
+prompt without speculation, and compares the two.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from tandem_client import errors
+from tandem_client.base import Client
+from tandem_client.collect import Collector
+from tandem_client.grpc_client import GrpcClient
+from tandem_client.types import Completion, SpeculationStats
+from tandem_client.typewriter import Origin, Typewriter
+
+_WIDTH = 100
+_PROMPT = '''class Stack:
+    """A last-in, first-out container."""
+
+    def __init__(self, items=()):
+'''
+
+
+class Show:
+    """Runs requests and shows their tokens."""
+
+    def __init__(self, client: Client, tokenizer: Tokenizer, console: Console, marks: bool) -> None:
+        self._client = client
+        self._tokenizer = tokenizer
+        self._console = console
+        self._marks = marks
+
+    def legend(self) -> None:
+        """Say what the colours mean."""
+        Typewriter(self._console, self._marks).legend()
+
+    def warm_up(self, prompt: str) -> None:
+        """Have caches, kernels and the connection ready before anything is timed."""
+        for k in (None, 0):
+            self._client.generate(prompt, max_tokens=16, temperature=0.0, num_draft_tokens=k)
+
+    def run(self, title: str, prompt: str, max_tokens: int, k: int | None) -> Completion:
+        """Stream one completion to the console; `k` is the draft length, None the server's."""
+        self._console.print()
+        self._console.rule(title, align="left", style="dim")
+        writer = Typewriter(self._console, self._marks)
+        writer.write(prompt, Origin.PROMPT)
+        decoder = DecodeStream(self._tokenizer.encode(prompt).ids, skip_special_tokens=True)
+        collector = Collector()
+        chunks = self._client.stream(
+            prompt, max_tokens=max_tokens, temperature=0.0, num_draft_tokens=k
+        )
+        with chunks:
+            for chunk in chunks:
+                collector.add(chunk)
+                for token, drafted in zip(chunk.token_ids, chunk.drafted, strict=True):
+                    piece = decoder.step(self._tokenizer, token)
+                    writer.write(piece or "", Origin.DRAFTED if drafted else Origin.TARGET)
+        writer.end()
+        return collector.completion()
+
+
+def comparison(speculative: Completion, plain: Completion) -> Table:
+    """Both runs side by side."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("")
+    table.add_column("speculative", justify="right", style="bold green")
+    table.add_column("plain", justify="right")
+    fast, slow = speculative.timing, plain.timing
+    stats = speculative.stats or SpeculationStats(0.0, 0, 0, 0)
+    table.add_row("tokens/s", f"{fast.tokens_per_second:.1f}", f"{slow.tokens_per_second:.1f}")
+    table.add_row("speedup", f"{fast.tokens_per_second / slow.tokens_per_second:.2f}×", "1.00×")
+    table.add_row(
+        "time to first token",
+        f"{fast.time_to_first_token * 1000:.0f} ms",
+        f"{slow.time_to_first_token * 1000:.0f} ms",
+    )
+    table.add_row("acceptance rate", f"{stats.acceptance_rate:.0%}", "")
+    table.add_row("mean acceptance length", f"{stats.mean_acceptance_length:.2f}", "1.00")
+    same = "yes" if speculative.token_ids == plain.token_ids else "no"
+    table.add_row("tokens", str(speculative.num_tokens), str(plain.num_tokens))
+    table.add_row("the same tokens", same, "")
+    return table
+
+
+def main(
+    tokenizer: Annotated[Path, typer.Option(help="Folder with the model's tokenizer.json.")],
+    url: Annotated[str, typer.Option(help="HOST:PORT of Triton's gRPC.")] = "localhost:8001",
+    model: Annotated[str, typer.Option(help="Name of the model on the server.")] = "tandem",
+    prompt: Annotated[str, typer.Option(help="What to complete.")] = _PROMPT,
+    max_tokens: Annotated[int, typer.Option(help="Tokens to generate.")] = 192,
+    svg: Annotated[Path | None, typer.Option(help="Also save the picture here.")] = None,
+) -> None:
+    """Stream a completion with and without speculation and compare them."""
+    console = Console(record=svg is not None, highlight=False)
+    console.width = min(console.width, _WIDTH) if console.is_terminal else _WIDTH
+    # A picture is coloured, whatever the terminal can show.
+    marks = console.color_system is None and svg is None
+    try:
+        with GrpcClient(url, model) as client:
+            words = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+            show = Show(client, words, console, marks)
+            show.warm_up(prompt)
+            show.legend()
+            speculative = show.run("with speculation", prompt, max_tokens, None)
+            plain = show.run("without speculation", prompt, max_tokens, 0)
+    except errors.TandemError as error:
+        print(f"tandem_client.demo: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    console.print(comparison(speculative, plain))
+    if svg:
+        console.save_svg(str(svg), title="python -m tandem_client.demo")
+
+
+if __name__ == "__main__":
+    typer.run(main)

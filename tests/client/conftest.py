@@ -1,0 +1,68 @@
+"""A gRPC service in this process that answers as its prompt says."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from tandem_client.wire import to_proto
+
+WAIT = 10.0  # seconds: long enough for any machine, never reached when all is well
+
+
+def answer(text, reason):
+    tensors = to_proto("", {"text_output": text, "finish_reason": reason, "output_ids": [1, 2]})
+    response = service_pb2.ModelInferResponse(raw_output_contents=tensors.raw_input_contents)
+    for tensor in tensors.inputs:
+        response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+    return service_pb2.ModelStreamInferResponse(infer_response=response)
+
+
+def final():
+    response = service_pb2.ModelStreamInferResponse()
+    response.infer_response.parameters["triton_final_response"].bool_param = True
+    return response
+
+
+class Service(service_pb2_grpc.GRPCInferenceServiceServicer):
+    """Behaves as the prompt says."""
+
+    def __init__(self):
+        self.cancelled = threading.Event()
+
+    def ModelReady(self, request, context):
+        return service_pb2.ModelReadyResponse(ready=request.name == "tandem")
+
+    def ModelStreamInfer(self, requests, context):
+        assert dict(context.invocation_metadata())["triton_grpc_error"] == "true"
+        [request] = list(requests)
+        names = [tensor.name for tensor in request.inputs]
+        prompt = request.raw_input_contents[names.index("text_input")][4:].decode()
+        if prompt == "bad":
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "say what")
+        if prompt == "unknown":
+            yield service_pb2.ModelStreamInferResponse(error_message="Request for unknown model")
+            return
+        if prompt == "endless":
+            context.add_callback(self.cancelled.set)
+        yield answer(prompt, "None")
+        if prompt == "cut":
+            return
+        if prompt == "endless":
+            self.cancelled.wait(WAIT)
+        yield answer("!", "stop")
+        yield final()
+
+
+@pytest.fixture
+def service():
+    service = Service()
+    server = grpc.server(ThreadPoolExecutor(max_workers=8))
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(service, server)
+    service.url = f"localhost:{server.add_insecure_port('localhost:0')}"
+    server.start()
+    yield service
+    service.cancelled.set()
+    server.stop(None).wait()

@@ -1,0 +1,53 @@
+"""The command: what it prints, and its exit codes."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from tandem_client.cli import app
+
+
+@pytest.fixture
+def run(service):
+    def invoke(*arguments, url=service.url, stdin=None):
+        return CliRunner().invoke(app, [*arguments, "--url", url], input=stdin)
+
+    return invoke
+
+
+def test_generate_prints_the_text(run):
+    result = run("generate", "hé")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "hé!\n", "")
+
+
+def test_a_dash_reads_the_prompt_from_standard_input(run):
+    assert run("generate", "-", stdin="in").stdout == "in!\n"
+
+
+def test_json_and_stats(run):
+    result = run("generate", "a", "--json", "--stats")
+    answer = json.loads(result.stdout)
+    assert (answer["text"], answer["token_ids"]) == ("a!", [1, 2, 1, 2])
+    assert set(answer["timing"]) == {"time_to_first_token", "total", "tokens_per_second"}
+    assert result.stderr.startswith("4 tokens, ")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "url", "code", "sentence"),
+    [
+        ("bad", None, 2, "tandem-client: say what\n"),
+        ("cut", None, 3, "tandem-client: the stream ended before the answer was complete\n"),
+        ("x", "localhost:1", 3, "tandem-client: no connection to the server: Connection refused\n"),
+    ],
+)
+def test_an_error_is_one_sentence_and_an_exit_code(run, service, prompt, url, code, sentence):
+    result = run("generate", prompt, url=url or service.url)
+    assert (result.exit_code, result.stderr) == (code, sentence)
+
+
+def test_ready(run):
+    result = run("ready")
+    assert (result.exit_code, result.stdout) == (0, "tandem is ready\n")
+    result = run("ready", "--model", "other")
+    assert (result.exit_code, result.stdout) == (3, "other is not ready\n")

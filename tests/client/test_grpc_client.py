@@ -1,0 +1,86 @@
+"""The gRPC clients against a service in this process."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tandem_client import (
+    AsyncGrpcClient,
+    DeadlineExceeded,
+    GrpcClient,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+)
+
+WAIT = 10.0  # seconds: long enough for any machine, never reached when all is well
+
+
+def test_a_completion(service):
+    with GrpcClient(service.url) as client:
+        completion = client.generate("hé")
+    assert (completion.text, completion.finish_reason) == ("hé!", "stop")
+    assert completion.token_ids == (1, 2, 1, 2)
+
+
+def test_readiness(service):
+    with GrpcClient(service.url) as client:
+        assert client.is_ready()
+    with GrpcClient(service.url, "other") as client:
+        assert not client.is_ready()
+
+
+def test_errors_are_typed(service):
+    with GrpcClient(service.url) as client:
+        with pytest.raises(InvalidArgument, match=r"^say what$"):
+            client.generate("bad")
+        with pytest.raises(NotFound):
+            client.generate("unknown")
+        with pytest.raises(Unavailable, match="before the answer was complete"):
+            client.generate("cut")
+        with pytest.raises(DeadlineExceeded):
+            client.generate("endless", timeout=0.2)
+    with GrpcClient("localhost:1") as client:
+        assert not client.is_ready()
+        with pytest.raises(Unavailable, match="no connection to the server"):
+            client.generate("x")
+
+
+def test_leaving_the_stream_cancels_the_request(service):
+    with GrpcClient(service.url) as client:
+        for _chunk in client.stream("endless"):
+            break
+        assert service.cancelled.wait(WAIT)
+
+
+def test_cancelling_the_task_cancels_the_request(service):
+    async def run():
+        async with AsyncGrpcClient(service.url) as client:
+            assert await client.is_ready()
+            first = asyncio.Event()
+
+            async def read():
+                async for _chunk in client.stream("endless"):
+                    first.set()
+
+            task = asyncio.create_task(read())
+            await first.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert await asyncio.to_thread(service.cancelled.wait, WAIT)
+
+    asyncio.run(run())
+
+
+def test_streams_share_one_client(service):
+    async def run():
+        async with AsyncGrpcClient(service.url) as client:
+            completions = await asyncio.gather(*(client.generate(str(i)) for i in range(8)))
+        assert [completion.text for completion in completions] == [f"{i}!" for i in range(8)]
+
+    asyncio.run(run())
+    with GrpcClient(service.url) as client, ThreadPoolExecutor(4) as pool:
+        texts = [completion.text for completion in pool.map(client.generate, map(str, range(8)))]
+    assert texts == [f"{i}!" for i in range(8)]
