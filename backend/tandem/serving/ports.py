@@ -1,0 +1,59 @@
+"""Free ports, and who holds one that is taken."""
+
+import socket
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import psutil
+
+from tandem.serving.errors import ServingError
+
+
+class Ports(NamedTuple):
+    http: int
+    grpc: int
+    metrics: int
+
+
+def choose_ports(host: str, wanted: Ports) -> Ports:
+    """Checks that the wanted ports are free on `host`; a 0 is replaced by a free port."""
+    # All sockets stay open until every port is chosen: two zeros never become one number.
+    with ExitStack() as sockets:
+        return Ports(*[_bind(sockets, host, *item) for item in wanted._asdict().items()])
+
+
+def _bind(sockets: ExitStack, host: str, name: str, port: int) -> int:
+    probe = sockets.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+    # Connections of an earlier server that linger in TIME_WAIT do not occupy the port.
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        probe.bind((host, port))
+        # Bound sockets with SO_REUSEADDR may share a port as long as none of them listens.
+        probe.listen(1)
+    except PermissionError:
+        raise ServingError(f"Port {port} needs privileges: choose one above 1023.") from None
+    except OSError as error:
+        raise ServingError(
+            f"The {name} port {port} on {host} cannot be used ({_obstacle(port, error)}): "
+            f"choose another with --{name}-port, or 0 for a free one."
+        ) from None
+    return int(probe.getsockname()[1])
+
+
+def _obstacle(port: int, error: OSError) -> str:
+    holder = _listener(port)
+    return f"taken by {holder}" if holder else (error.strerror or str(error))
+
+
+def _listener(port: int) -> str | None:
+    """Name and id of the process that listens on `port`, if this user may know it."""
+    try:
+        connections = psutil.net_connections(kind="tcp")
+        for connection in connections:
+            if connection.status != psutil.CONN_LISTEN or not connection.laddr:
+                continue
+            if connection.laddr.port == port and connection.pid:
+                return f"{psutil.Process(connection.pid).name()}, process {connection.pid}"
+    except psutil.Error:
+        pass
+    return None

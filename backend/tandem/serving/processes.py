@@ -1,0 +1,52 @@
+"""Every process that a server started, however deep, and their end.
+
+A server's processes carry an identity in their environment. It survives what a parent-child tree
+does not: a killed parent, a new session, a server that is already gone.
+"""
+
+import ctypes
+import signal
+from collections.abc import Callable
+from typing import Final
+
+import psutil
+
+IDENTITY: Final = "TANDEM_SERVER_ID"
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def members(identity: str) -> list[psutil.Process]:
+    """The living processes of the server `identity`."""
+    return [process for process in psutil.process_iter() if _identity(process) == identity]
+
+
+def _identity(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get(IDENTITY)
+    except (psutil.Error, OSError):
+        return None  # another user's, or gone meanwhile
+
+
+def end_all(identity: str, grace: float) -> None:
+    """Waits up to `grace` seconds for the server's processes to end, then kills the rest."""
+    _, stubborn = psutil.wait_procs(members(identity), timeout=grace)
+    # A process may start another while the list is read: look again until none is left.
+    while stubborn:
+        for process in stubborn:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        psutil.wait_procs(stubborn, timeout=5)
+        stubborn = members(identity)
+
+
+def end_with_parent() -> Callable[[], None]:
+    """A function to run in a child between fork and exec: the kernel will send it SIGTERM when
+    the thread that started it ends, even by SIGKILL."""
+    libc = ctypes.CDLL(None)  # loaded here, because little may be done between fork and exec
+
+    def arm() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    return arm

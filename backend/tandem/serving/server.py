@@ -1,0 +1,233 @@
+"""A tritonserver process with its models: start, readiness, end."""
+
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+from uuid import uuid4
+
+from tandem.serving.errors import ServingError
+from tandem.serving.installation import Installation, find_installation, server_environment
+from tandem.serving.log import failure_reason, read_log
+from tandem.serving.ports import Ports, choose_ports
+from tandem.serving.processes import IDENTITY, end_all, end_with_parent
+
+_POLL_S = 0.05
+_SHM = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """What to serve and where. Port 0 means: a free one."""
+
+    model_repository: Path
+    models: tuple[str, ...] = ()
+    """Loaded at start. Other models of the repository stay unloaded until a client loads them."""
+    host: str = "127.0.0.1"
+    http_port: int = 0
+    grpc_port: int = 0
+    metrics_port: int = 0
+    log_path: Path | None = None
+    """None: a temporary file, removed when the server was stopped without a failure."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    triton: Path | None = None
+    """The tritonserver binary; None: see `find_installation`."""
+    exit_timeout_s: int = 10
+    shm_bytes: int = 4 << 20
+    """Shared memory per model instance between server and stub, at start and per growth."""
+    arguments: tuple[str, ...] = ()
+    """Further arguments of tritonserver, as they are."""
+
+
+class Endpoints(NamedTuple):
+    """host:port of each protocol."""
+
+    http: str
+    grpc: str
+    metrics: str
+
+
+class TritonServer:
+    """Runs tritonserver; as a context manager it is ready inside and gone after.
+
+    The server ends with the thread that called `start`.
+    """
+
+    def __init__(self, options: ServerOptions) -> None:
+        self.options = options
+        self.identity = f"tandem-{uuid4().hex[:12]}"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ports: Ports | None = None
+        self.log_path = options.log_path or _temporary_log(self.identity)
+
+    def __enter__(self) -> Self:
+        self.start()
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def endpoints(self) -> Endpoints:
+        if self._ports is None:
+            raise ServingError("The server has no endpoints before start().")
+        # A server that listens on every interface is reached through the loopback one.
+        host = "localhost" if self.options.host in ("0.0.0.0", "::") else self.options.host
+        return Endpoints(*[f"{host}:{port}" for port in self._ports])
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def start(self) -> None:
+        """Starts the process and returns at once; `wait_ready` waits for the models."""
+        if self._process is not None:
+            raise ServingError("This server was started before: make a new TritonServer.")
+        options = self.options
+        _check_models(options)
+        installation = find_installation(options.triton)
+        self._ports = choose_ports(
+            options.host, Ports(options.http_port, options.grpc_port, options.metrics_port)
+        )
+        environment = server_environment(installation, {**os.environ, **options.environment})
+        with self.log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                _command(options, installation, self._ports, self.identity),
+                env=environment | {IDENTITY: self.identity},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # A Ctrl-C in the terminal is for the program that owns the server.
+                start_new_session=True,
+                preexec_fn=end_with_parent(),
+            )
+
+    def wait_ready(self, timeout: float = 300, tick: Callable[[], None] | None = None) -> None:
+        """Returns when the server and all of `options.models` are ready, or raises the reason.
+
+        `tick` is called between two looks, to show progress.
+        """
+        deadline = time.monotonic() + timeout
+        paths = ["health/ready", *[f"models/{name}/ready" for name in self.options.models]]
+        while not all(self._answers(path) for path in paths):
+            if self.exit_code() is not None:
+                raise ServingError(self.failure())
+            if time.monotonic() > deadline:
+                raise ServingError(
+                    f"Triton was not ready after {timeout:g} s: read {self.log_path}, "
+                    "or allow more time."
+                )
+            if tick:
+                tick()
+            time.sleep(_POLL_S)
+
+    def _answers(self, path: str) -> bool:
+        # Not through urllib: it would ask a proxy for the way to this machine itself.
+        connection = HTTPConnection(self.endpoints.http, timeout=5)
+        try:
+            connection.request("GET", f"/v2/{path}")
+            return connection.getresponse().status == 200
+        except (OSError, HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def exit_code(self, timeout: float = 0) -> int | None:
+        """Waits up to `timeout` seconds for the process to end; None: it still runs."""
+        if self._process is None:
+            return None
+        try:
+            return self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def failure(self) -> str:
+        """One sentence: why the ended process ended."""
+        code = self.exit_code()
+        reason = failure_reason(read_log(self.log_path))
+        if code is not None and code < 0:
+            reason = f"killed by {signal.Signals(-code).name}"
+        return (
+            f"Triton ended: {(reason or f'exit code {code}').rstrip('.')} (log: {self.log_path})."
+        )
+
+    def stop(self, grace: float | None = None) -> None:
+        """Ends the server and everything it started: SIGTERM, after `grace` seconds SIGKILL."""
+        if self._process is None:
+            return
+        failed = self.exit_code() is not None
+        if not failed:
+            self._process.terminate()
+            # Triton itself needs a moment beyond the time it gives to running requests.
+            self.exit_code(self.options.exit_timeout_s + 5 if grace is None else grace)
+        end_all(self.identity, grace=0 if failed else 2)
+        self._process.wait()
+        for region in _SHM.glob(f"{self.identity}*"):
+            region.unlink(missing_ok=True)
+        if self.options.log_path is None and not failed:
+            self.log_path.unlink(missing_ok=True)
+
+
+def _temporary_log(identity: str) -> Path:
+    return Path(tempfile.gettempdir()) / f"{identity}.log"
+
+
+def _check_models(options: ServerOptions) -> None:
+    """Triton reports a missing folder late and in many words."""
+    if not options.model_repository.is_dir():
+        raise ServingError(
+            f"The model repository {options.model_repository} is no folder: "
+            "name it with --model-repository."
+        )
+    for name in options.models:
+        if not (options.model_repository / name).is_dir():
+            present = sorted(
+                path.parent.name for path in options.model_repository.glob("*/config.pbtxt")
+            )
+            raise ServingError(
+                f"{options.model_repository} holds no model '{name}': "
+                f"choose one of {', '.join(present) or 'none (it is empty)'}."
+            )
+
+
+def _command(
+    options: ServerOptions, installation: Installation, ports: Ports, identity: str
+) -> list[str]:
+    shm = options.shm_bytes
+    return [
+        str(installation.binary),
+        f"--model-repository={options.model_repository.resolve()}",
+        f"--backend-directory={installation.backends}",
+        # Only the models that were asked for: another one may need what this machine lacks.
+        "--model-control-mode=explicit",
+        *[f"--load-model={name}" for name in options.models],
+        f"--http-address={options.host}",
+        f"--grpc-address={options.host}",
+        f"--http-port={ports.http}",
+        f"--grpc-port={ports.grpc}",
+        f"--metrics-port={ports.metrics}",
+        "--allow-metrics=true",
+        f"--exit-timeout-secs={options.exit_timeout_s}",
+        # Two servers on one machine must not share regions; the name also finds leftovers.
+        f"--backend-config=python,shm-region-prefix-name={identity}",
+        f"--backend-config=python,shm-default-byte-size={shm}",
+        f"--backend-config=python,shm-growth-byte-size={shm}",
+        *options.arguments,
+    ]

@@ -1,0 +1,56 @@
+"""Python models of a few lines, written into a temporary repository."""
+
+from pathlib import Path
+
+CONFIG = """
+backend: "python"
+max_batch_size: 0
+model_transaction_policy { decoupled: true }
+input [ { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] } ]
+output [ { name: "text_output" data_type: TYPE_STRING dims: [ -1 ] } ]
+instance_group [ { kind: KIND_CPU } ]
+"""
+
+ECHO = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        print("echo says hello", flush=True)
+
+    def execute(self, requests):
+        for request in requests:
+            text = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy()
+            response = pb_utils.InferenceResponse([pb_utils.Tensor("text_output", text)])
+            final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+            request.get_response_sender().send(response, flags=final)
+"""
+
+# Starts a process in a session of its own that outlives any signal to the server's group.
+STARTS_A_CHILD = """
+import subprocess
+import sys
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        script = "from signal import *; signal(SIGTERM, SIG_IGN); import time; time.sleep(99)"
+        subprocess.Popen([sys.executable, "-c", script], start_new_session=True)
+
+    def execute(self, requests):
+        pass
+"""
+
+BROKEN = """
+class TritonPythonModel:
+    def initialize(self, args):
+        raise ValueError("folder 'nowhere' holds no config.json")
+"""
+
+
+def write_model(repository: Path, name: str, code: str, config: str = CONFIG) -> None:
+    version = repository / name / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(code)
+    (repository / name / "config.pbtxt").write_text(config)

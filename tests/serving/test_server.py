@@ -1,0 +1,135 @@
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from urllib.request import urlopen
+
+import psutil
+import pytest
+
+from tandem.serving import ServerOptions, ServingError, TritonServer
+from tandem.serving.processes import members
+from tests.serving.models import BROKEN, ECHO, STARTS_A_CHILD, write_model
+
+pytestmark = pytest.mark.triton
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    write_model(tmp_path / "repository", "echo", ECHO)
+    return tmp_path / "repository"
+
+
+def echo(server: TritonServer, text: str) -> str:
+    url = f"http://{server.endpoints.http}/v2/models/echo/generate"
+    with urlopen(url, json.dumps({"text_input": text}).encode(), timeout=10) as response:
+        return json.load(response)["text_output"]
+
+
+def test_two_servers_answer_and_leave_nothing_behind(repository: Path) -> None:
+    first, second = (TritonServer(ServerOptions(repository, ("echo",))) for _ in range(2))
+    first.start()
+    second.start()
+    try:
+        for server in (first, second):
+            server.wait_ready(60)
+            assert echo(server, "grüß dich") == "grüß dich"
+            with urlopen(f"http://{server.endpoints.metrics}/metrics", timeout=10) as metrics:
+                assert b'nv_inference_request_success{model="echo"' in metrics.read()
+            assert "echo says hello" in server.log_path.read_text()
+            assert len(members(server.identity)) >= 2  # the server and its stub
+    finally:
+        first.stop()
+        second.stop()
+    for server in (first, second):
+        assert not members(server.identity)
+        assert not list(Path("/dev/shm").glob(f"{server.identity}*"))
+        assert not server.log_path.exists()
+
+
+def test_stop_ends_processes_that_ignore_it(tmp_path: Path) -> None:
+    write_model(tmp_path, "stubborn", STARTS_A_CHILD)
+    with TritonServer(ServerOptions(tmp_path, ("stubborn",))) as server:
+        children = {process.pid for process in members(server.identity)}
+        assert len(children) >= 3
+    assert not [pid for pid in children if psutil.pid_exists(pid)]
+
+
+def test_a_killed_server_gives_its_reason_and_is_cleaned_up(
+    repository: Path, tmp_path: Path
+) -> None:
+    with TritonServer(ServerOptions(repository, ("echo",), log_path=tmp_path / "log")) as server:
+        assert server.exit_code() is None
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGKILL)
+        assert server.exit_code(timeout=10) == -signal.SIGKILL
+        assert "killed by SIGKILL" in server.failure()
+    assert not members(server.identity)
+
+
+def test_a_model_that_fails_to_load_gives_the_reason(tmp_path: Path) -> None:
+    write_model(tmp_path, "broken", BROKEN)
+    with (
+        pytest.raises(ServingError) as failure,
+        TritonServer(ServerOptions(tmp_path, ("broken",), log_path=tmp_path / "log")),
+    ):
+        pass
+    assert (
+        "model 'broken' failed to load: ValueError: folder 'nowhere' holds no config.json"
+        in str(failure.value)
+    )
+    assert "\n" not in str(failure.value)
+
+
+def test_a_config_that_triton_refuses_gives_the_reason(tmp_path: Path) -> None:
+    write_model(tmp_path, "echo", ECHO, config='backend: "python" nonsense: 1')
+    with (
+        pytest.raises(ServingError, match=r'config.pbtxt, line 1: .* no field named "nonsense"'),
+        TritonServer(ServerOptions(tmp_path, ("echo",), log_path=tmp_path / "log")),
+    ):
+        pass
+
+
+def test_a_port_in_use_is_one_sentence(repository: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        server = TritonServer(ServerOptions(repository, ("echo",), grpc_port=port))
+        with pytest.raises(ServingError, match=f"grpc port {port} .* process {os.getpid()}"):
+            server.start()
+
+
+def test_an_unknown_model_names_the_known_ones(repository: Path) -> None:
+    server = TritonServer(ServerOptions(repository, ("missing",)))
+    with pytest.raises(ServingError, match="no model 'missing': choose one of echo"):
+        server.start()
+
+
+def test_models_that_were_not_asked_for_stay_unloaded(repository: Path) -> None:
+    write_model(repository, "broken", BROKEN)
+    with TritonServer(ServerOptions(repository, ("echo",))) as server:
+        assert echo(server, "still here") == "still here"
+
+
+def test_the_server_ends_with_a_killed_owner(repository: Path) -> None:
+    script = (
+        "import sys, time; from pathlib import Path; from tandem.serving import *;"
+        "server = TritonServer(ServerOptions(Path(sys.argv[1]), ('echo',)));"
+        "server.start(); print(server.identity, flush=True); server.wait_ready(60);"
+        "print('ready', flush=True); time.sleep(99)"
+    )
+    owner = subprocess.Popen(
+        [sys.executable, "-c", script, repository], stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout is not None
+    identity = owner.stdout.readline().strip()
+    assert owner.stdout.readline().strip() == "ready"
+    owner.kill()
+    owner.wait()
+    deadline = time.monotonic() + 15
+    while (alive := members(identity)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not alive
