@@ -11,7 +11,13 @@ venv=.venv
 stamp=$venv/.setup-stamp
 unfinished=$venv/.setup-unfinished
 
-say() { printf '\033[1m%s\033[0m\n' "$*" >&2; }
+say() { if [[ -t 2 ]]; then printf '\033[1m%s\033[0m\n' "$*"; else echo "$*"; fi >&2; }
+
+# pip, with its progress bars on a terminal and without its list of things already there elsewhere.
+pip_install() {
+    local pip=("$venv/bin/python" -m pip --disable-pip-version-check install)
+    if [[ -t 1 ]]; then "${pip[@]}" "$@"; else "${pip[@]}" "$@" | sed '/already satisfied/d'; fi
+}
 
 # The folder's own path belongs to it: an environment that was moved or copied does not work.
 inputs() { { pwd -P; cat requirements.lock pyproject.toml tools/setup/*.{sh,py}; } | sha256sum; }
@@ -53,9 +59,8 @@ fi
 say "Installing the packages of requirements.lock (torch is large: some minutes the first time)"
 rm -f "$stamp"
 touch "$unfinished"
-pip=("$venv/bin/python" -m pip --disable-pip-version-check install)
-"${pip[@]}" -r requirements.lock
-"${pip[@]}" --quiet --no-deps --no-build-isolation --editable .
+pip_install -r requirements.lock
+pip_install --quiet --no-deps --no-build-isolation --editable .
 rm -f "$unfinished"
 
 "$venv/bin/python" tools/setup/install_triton.py .triton

@@ -1,5 +1,7 @@
-"""The one error of this package: a sentence that says what is wrong and what to do."""
+"""The error of this package."""
+
+from tandem.errors import TandemError
 
 
-class ServingError(Exception):
+class ServingError(TandemError):
     """Triton cannot be started, did not become ready, or ended."""

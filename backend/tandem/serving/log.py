@@ -53,3 +53,20 @@ def _syntax_error(log: str) -> str:
 
 def read_log(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+
+class LogFollower:
+    """Hands out the lines that were added to a log since the last look."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def new_lines(self) -> list[str]:
+        with self._path.open("rb") as log:
+            log.seek(self._offset)
+            new = log.read()
+        # A line that is still being written waits for its end.
+        whole = new[: new.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return whole.decode(errors="replace").splitlines()

@@ -1,0 +1,156 @@
+"""The `tandem` command: serve a model, check an installation, generate without a server.
+
+What a command needs is imported when it runs, so that `tandem --help` is quick.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from tandem.errors import TandemError
+
+app = typer.Typer(
+    name="tandem",
+    help="Speculative decoding served by Triton Inference Server.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+_INTERRUPTED = 130
+
+Repository = Annotated[Path, typer.Option(help="Folder with one folder a model.")]
+Models = Annotated[list[str], typer.Option("--model", help="Model to load; may be repeated.")]
+Triton = Annotated[
+    Path | None, typer.Option(help="The tritonserver binary; found by itself when not given.")
+]
+Log = Annotated[Path | None, typer.Option(help="Triton's log; a temporary file when not given.")]
+Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for other machines too.")]
+
+
+def _port(what: str) -> Any:
+    return typer.Option(min=0, max=65535, help=f"{what}; 0 takes a free port.")
+
+
+@app.command()
+def serve(
+    model: Models = ["tandem"],  # noqa: B006  typer wants a list and copies it
+    model_repository: Repository = Path("model_repository"),
+    host: Host = "127.0.0.1",
+    http_port: Annotated[int, _port("HTTP")] = 8000,
+    grpc_port: Annotated[int, _port("gRPC")] = 8001,
+    metrics_port: Annotated[int, _port("Metrics")] = 8002,
+    triton: Triton = None,
+    log: Log = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show Triton's log.")] = False,
+) -> None:
+    """Serve models in the foreground until Ctrl-C."""
+    from tandem.serving.foreground import serve as serve_in_foreground
+    from tandem.serving.server import ServerOptions
+
+    options = ServerOptions(
+        model_repository=model_repository,
+        models=tuple(model),
+        host=host,
+        http_port=http_port,
+        grpc_port=grpc_port,
+        metrics_port=metrics_port,
+        triton=triton,
+        log_path=log,
+    )
+    serve_in_foreground(options, Console(), verbose)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def demo(
+    context: typer.Context,
+    model: Annotated[str, typer.Option(help="Model to load.")] = "tandem",
+    model_repository: Repository = Path("model_repository"),
+    triton: Triton = None,
+) -> None:
+    """Start a server on free ports and show speculative decoding at work.
+
+    Further options go to the demo: python -m tandem_client.demo --help.
+    """
+    from tandem.serving.foreground import demo as run_demo
+    from tandem.serving.server import ServerOptions
+
+    options = ServerOptions(model_repository, (model,), triton=triton)
+    raise typer.Exit(run_demo(options, context.args, Console()))
+
+
+@app.command()
+def doctor(
+    model: Annotated[
+        list[str] | None, typer.Option("--model", help="Model to check; all when not given.")
+    ] = None,
+    model_repository: Repository = Path("model_repository"),
+    triton: Triton = None,
+) -> None:
+    """Check the machine, the installation and the models, and say what to do."""
+    from tandem.doctor import examine, report
+
+    findings = examine(model_repository, model, triton)
+    raise typer.Exit(1 if report(findings, Console()) else 0)
+
+
+@app.command()
+def generate(
+    prompts: Annotated[list[str], typer.Argument(help="Prompts; - reads one from stdin.")],
+    model: Annotated[Path, typer.Option(help="Folder of the target checkpoint.")],
+    draft_model: Annotated[
+        Path | None, typer.Option(help="Folder of the draft checkpoint.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any other parameter of the engine."),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Nucleus sampling.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
+    num_draft_tokens: Annotated[
+        int | None, typer.Option(help="Longest draft of a round; 0: no speculation.")
+    ] = None,
+) -> None:
+    """Stream completions from the engine itself, without a server."""
+    from tandem.generate import run
+
+    parameters = dict(_key_value(item) for item in set_ or [])
+    parameters |= {"model": str(model.resolve())}
+    if draft_model:
+        parameters |= {"draft_model": str(draft_model.resolve())}
+    sampling = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "seed": seed,
+        "num_draft_tokens": num_draft_tokens,
+    }
+    texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts]
+    run(texts, parameters, sampling)
+
+
+def _key_value(item: str) -> tuple[str, str]:
+    key, equals, value = item.partition("=")
+    if not equals:
+        raise typer.BadParameter(f"'{item}' is not KEY=VALUE.", param_hint="--set")
+    return key.strip(), value
+
+
+def main() -> None:
+    """The entry point: an error is one sentence and exit code 1."""
+    try:
+        app()
+    except TandemError as error:
+        Console(stderr=True).print(f"tandem: {error}", markup=False, soft_wrap=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

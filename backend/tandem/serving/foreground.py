@@ -1,0 +1,129 @@
+"""`tandem serve` and `tandem demo`: a server that lives as long as its command."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from rich.console import Console
+
+from tandem.serving.errors import ServingError
+from tandem.serving.log import LogFollower
+from tandem.serving.model_config import read_model
+from tandem.serving.server import ServerOptions, TritonServer
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PROMPT: Final = "def fibonacci(n):"
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM and a closed terminal interrupt like Ctrl-C, and only the first of them counts, so
+    that nothing interrupts the tidying up."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        for each in _SIGNALS:
+            signal.signal(each, lambda number, frame: None)
+        raise KeyboardInterrupt
+
+    previous = {each: signal.signal(each, interrupt) for each in _SIGNALS}
+    try:
+        yield
+    finally:
+        for each, handler in previous.items():
+            signal.signal(each, handler)
+
+
+def serve(options: ServerOptions, console: Console, verbose: bool) -> None:
+    """Serves until a signal comes; raises `ServingError` when the server ends by itself."""
+    with interruptible():
+        server = TritonServer(options)
+        try:
+            _start(server, console)
+            _announce(server, console)
+            _watch(server, console, verbose)
+        except KeyboardInterrupt:
+            console.print("Stopping")
+        finally:
+            server.stop()
+
+
+def demo(options: ServerOptions, arguments: Sequence[str], console: Console) -> int:
+    """Runs the client's demo against a server of its own; the demo's exit code."""
+    (name,) = options.models
+    tokenizer = read_model(options.model_repository / name).path("model")
+    if tokenizer is None:
+        raise ServingError(f"The model {name} names no 'model' folder: set it in config.pbtxt.")
+    with interruptible():
+        server = TritonServer(options)
+        try:
+            _start(server, console)
+            url = ["--url", server.endpoints.grpc, "--model", name, "--tokenizer", str(tokenizer)]
+            program = [sys.executable, "-m", "tandem_client.demo"]
+            return subprocess.run([*program, *url, *arguments], check=False).returncode
+        except KeyboardInterrupt:
+            return 128 + signal.SIGINT
+        finally:
+            server.stop()
+
+
+def _start(server: TritonServer, console: Console) -> None:
+    names = ", ".join(server.options.models) or "no model"
+    began = time.monotonic()
+    with console.status("") as status:
+
+        def show() -> None:
+            status.update(f"Triton is loading {names} ({time.monotonic() - began:.0f} s)")
+
+        show()
+        server.start()
+        server.wait_ready(tick=show)
+    console.print(f"Triton serves {names}, ready after {time.monotonic() - began:.1f} s")
+
+
+def _announce(server: TritonServer, console: Console) -> None:
+    http, grpc, metrics = server.endpoints
+    lines = [f"HTTP {http}, gRPC {grpc}, metrics http://{metrics}/metrics, log {server.log_path}"]
+    for name in server.options.models[:1]:
+        body = {
+            "text_input": _PROMPT,
+            "stream": True,
+            "sampling_parameters": json.dumps({"max_tokens": 64, "temperature": 0}),
+        }
+        url = f"http://{http}/v2/models/{name}/generate_stream"
+        client = f"{_client()} generate '{_PROMPT}' --url {grpc} --model {name}"
+        lines += ["", f"curl -N {url} -d '{json.dumps(body)}'", client, ""]
+    lines.append("Ctrl-C stops the server.")
+    for line in lines:
+        # No wrapping: the commands are there to be copied.
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _client() -> str:
+    """The client's command, as a shell in this folder finds it."""
+    beside = Path(sys.executable).with_name("tandem-client")
+    on_path = shutil.which("tandem-client")
+    if on_path and Path(on_path).samefile(beside):
+        return "tandem-client"
+    return str(beside.relative_to(Path.cwd()) if beside.is_relative_to(Path.cwd()) else beside)
+
+
+def _watch(server: TritonServer, console: Console, verbose: bool) -> None:
+    """Shows what the log says, until the server ends."""
+    worth_showing = re.compile("" if verbose else r"[EW]\d{4} ")
+    log = LogFollower(server.log_path)
+    if not verbose:
+        log.new_lines()  # what was said while loading is no news
+    while server.exit_code(timeout=0.25) is None:
+        for line in log.new_lines():
+            if worth_showing.match(line):
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
+    raise ServingError(server.failure())
