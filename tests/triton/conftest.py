@@ -1,0 +1,51 @@
+"""A served model for the contract's tests, and a look at the server's log behind them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from tandem.serving import Endpoints, TritonServer
+from tests.triton.protocol import stream, text_of
+
+PROMPT = "def main(argv):\n"
+_MODEL_REPOSITORY = Path(__file__).parents[2] / "model_repository"
+# What a request must never leave in the log: a failure nobody caught.
+_ACCIDENTS = ("Traceback", "error_already_set", "esponse sender", "Segmentation")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All tests of this folder need the server."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.triton)
+
+
+@pytest.fixture(scope="session")
+def urls(triton_server: TritonServer) -> Endpoints:
+    """host:port of http, grpc and metrics."""
+    return triton_server.endpoints
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    """The tokenizer of the served model."""
+    path = next((_MODEL_REPOSITORY / "tandem").rglob("tokenizer.json"))
+    return Tokenizer.from_file(str(path))
+
+
+@pytest.fixture(scope="session")
+def greedy_text(urls: Endpoints) -> str:
+    """What the model greedily makes of PROMPT in 64 tokens."""
+    return text_of(stream(urls.grpc, PROMPT, max_tokens=64))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def clean_log(triton_server: TritonServer) -> Iterator[None]:
+    """No test leaves a traceback in the server's log."""
+    before = len(triton_server.log_path.read_text(errors="replace"))
+    yield
+    written = triton_server.log_path.read_text(errors="replace")[before:]
+    accidents = [line for line in written.splitlines() if any(word in line for word in _ACCIDENTS)]
+    assert not accidents, "\n".join(accidents)
