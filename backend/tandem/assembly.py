@@ -1,0 +1,213 @@
+"""Builds an engine's parts from its configuration, checking that they fit each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import psutil
+import torch
+
+from tandem.config import EngineConfig
+from tandem.drafting import NoProposer, Proposer
+from tandem.drafting.draft_model import DraftModelProposer
+from tandem.drafting.ngram import NgramProposer
+from tandem.errors import CheckpointError, ConfigError, InvalidRequestError
+from tandem.kv_cache import BlockManager
+from tandem.models.config import ModelConfig, read_model_config
+from tandem.request import SamplingParams
+from tandem.runners.model_runner import ModelRunner
+from tandem.scheduler import Scheduler
+from tandem.tokenizer import Tokenizer
+from tandem.verification.sampler import Sampler
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+CPU_KV_SHARE = 0.2  # of the memory that is free, where kv_cache_memory says nothing
+CPU_KV_MOST = 4 << 30
+
+
+class Limits:
+    """What a request may ask of this model."""
+
+    def __init__(self, model: ModelConfig, max_model_len: int) -> None:
+        self.vocab_size = model.vocab_size
+        self.eos_ids = frozenset(model.eos_ids)
+        self.max_model_len = max_model_len
+
+    def check(self, tokens: Sequence[int], params: SamplingParams) -> None:
+        """Raises `InvalidRequestError` for what this model can never serve."""
+        if not tokens:
+            raise InvalidRequestError("The prompt is empty: send at least one token.")
+        if len(tokens) >= self.max_model_len:
+            raise InvalidRequestError(
+                f"The prompt has {len(tokens)} tokens, but prompt and output together may have "
+                f"{self.max_model_len}: shorten the prompt or raise max_model_len."
+            )
+        named = {"prompt": tokens, "stop_token_ids": params.stop_token_ids}
+        for name, ids in (named | {"logit_bias": list(params.logit_bias)}).items():
+            if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):
+                wrong = min(ids) if min(ids) < 0 else max(ids)
+                raise InvalidRequestError(
+                    f"The token id {wrong} in {name} is outside the vocabulary of "
+                    f"{self.vocab_size}: use ids of this model's tokenizer."
+                )
+
+    def max_total(self, num_prompt: int, params: SamplingParams) -> int:
+        """Most tokens of prompt and output together."""
+        if params.max_tokens is None:
+            return self.max_model_len
+        return min(self.max_model_len, num_prompt + params.max_tokens)
+
+    def stop_ids(self, params: SamplingParams) -> frozenset[int]:
+        eos = frozenset() if params.ignore_eos else self.eos_ids
+        return eos | frozenset(params.stop_token_ids)
+
+
+class Parts(NamedTuple):
+    """Everything an engine is made of."""
+
+    limits: Limits
+    tokenizer: Tokenizer
+    target: ModelRunner
+    blocks: BlockManager
+    scheduler: Scheduler
+    proposer: Proposer
+    sampler: Sampler
+
+
+def build(config: EngineConfig) -> Parts:
+    """Loads the models, sizes the KV pool, wires the rest. Raises `ConfigError` and
+    `CheckpointError`."""
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    device = choose_device(config.device)
+    model = read_model_config(config.model)
+    dtype = choose_dtype(config, model)
+    max_model_len = choose_max_model_len(config, model)
+    draft_model = read_draft_config(config, model) if config.method == "draft_model" else None
+    tokenizer = Tokenizer(config.model)
+    target = ModelRunner(config.model, model, dtype, device)
+    runners = [target]
+    if draft_model is not None and config.draft_model is not None:
+        check_same_vocabulary(config, tokenizer)
+        runners.append(ModelRunner(config.draft_model, draft_model, dtype, device))
+    num_blocks = size_pool(config, runners, max_model_len)
+    for runner in runners:
+        runner.allocate(num_blocks, config.block_size)
+    blocks = BlockManager(num_blocks, config.block_size, config.enable_prefix_caching)
+    sampler = Sampler(config.seed, device)
+    return Parts(
+        limits=Limits(model, max_model_len),
+        tokenizer=tokenizer,
+        target=target,
+        blocks=blocks,
+        scheduler=Scheduler(config, blocks),
+        proposer=choose_proposer(config, runners[-1], sampler),
+        sampler=sampler,
+    )
+
+
+def choose_proposer(config: EngineConfig, draft: ModelRunner, sampler: Sampler) -> Proposer:
+    """The proposer of `speculative_method`."""
+    if config.method == "draft_model":
+        return DraftModelProposer(draft, sampler, config.max_num_batched_tokens)
+    if config.method == "ngram":
+        return NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
+    return NoProposer()
+
+
+def choose_device(name: str) -> torch.device:
+    """The device that `device` names. Raises `ConfigError` where there is none."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device {name!r} cannot be used ({reason}): choose cpu or auto.") from None
+    return device
+
+
+def choose_dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:
+    """The number format of weights, activations and KV."""
+    name = model.dtype if config.dtype == "auto" else config.dtype
+    if name not in DTYPES:
+        raise CheckpointError(
+            f"{config.model} is stored as {name}, which the native engine does not run: set dtype "
+            f"to one of {', '.join(DTYPES)}."
+        )
+    return DTYPES[name]
+
+
+def choose_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    """Most tokens of a request. Raises `ConfigError` if the model cannot reach that far."""
+    limit = model.max_position
+    if model.sliding_window is not None and (config.max_model_len or limit) > model.sliding_window:
+        raise ConfigError(
+            f"{config.model} attends through a sliding window of {model.sliding_window} tokens, "
+            f"which the native engine does not do: set max_model_len to at most "
+            f"{model.sliding_window}, up to which the window changes nothing."
+        )
+    if config.max_model_len is not None and config.max_model_len > limit:
+        raise ConfigError(
+            f"max_model_len is {config.max_model_len} but {config.model} was made for {limit} "
+            f"positions: set it to at most {limit}."
+        )
+    return config.max_model_len or limit
+
+
+def read_draft_config(config: EngineConfig, target: ModelConfig) -> ModelConfig:
+    """The draft's shape. Raises `ConfigError` where it cannot draft for the target."""
+    assert config.draft_model is not None
+    draft = read_model_config(config.draft_model)
+    if draft.vocab_size != target.vocab_size:
+        raise ConfigError(
+            f"The draft {config.draft_model} has a vocabulary of {draft.vocab_size} tokens, the "
+            f"target {config.model} one of {target.vocab_size}: use a draft with the target's "
+            "tokenizer."
+        )
+    reach = config.max_model_len or target.max_position
+    if draft.max_position < reach:
+        raise ConfigError(
+            f"The draft {config.draft_model} was made for {draft.max_position} positions, fewer "
+            f"than the {reach} of the target: set max_model_len to at most {draft.max_position}."
+        )
+    return draft
+
+
+def check_same_vocabulary(config: EngineConfig, target: Tokenizer) -> None:
+    """Equal sizes may hide different tokens: the draft's ids must mean what the target's do."""
+    assert config.draft_model is not None
+    if not (config.draft_model / "tokenizer.json").exists():
+        return
+    ours, theirs = target.vocabulary(), Tokenizer(config.draft_model).vocabulary()
+    differing = sum(ours.get(token) != index for token, index in theirs.items())
+    if differing:
+        raise ConfigError(
+            f"{differing} of the draft's {len(theirs)} tokens have another id in the target's "
+            f"{len(ours)}: use a draft with the target's tokenizer."
+        )
+
+
+def size_pool(config: EngineConfig, runners: Sequence[ModelRunner], max_model_len: int) -> int:
+    """Number of KV blocks. Raises `ConfigError` if not even one longest request fits."""
+    block_bytes = sum(runner.block_bytes(config.block_size) for runner in runners)
+    memory = config.kv_cache_memory or free_memory(config, runners[0].device)
+    num_blocks = int(memory) // block_bytes
+    needed = -(-max_model_len // config.block_size)
+    if num_blocks < needed:
+        raise ConfigError(
+            f"kv_cache_memory of {int(memory)} bytes holds {num_blocks} blocks, but one request "
+            f"of {max_model_len} tokens takes {needed}: raise it to {needed * block_bytes} or "
+            "lower max_model_len."
+        )
+    return num_blocks
+
+
+def free_memory(config: EngineConfig, device: torch.device) -> int:
+    """Bytes that may become KV cache where the configuration names no number."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return max(0, int(free - total * (1 - config.gpu_memory_utilization)))
+    return min(CPU_KV_MOST, int(psutil.virtual_memory().available * CPU_KV_SHARE))

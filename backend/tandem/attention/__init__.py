@@ -1,0 +1,1 @@
+"""Attention over the paged KV cache: one plan a step, one call a layer."""

@@ -1,0 +1,83 @@
+"""The KV cache of one model and attention over it, by torch's scaled_dot_product_attention.
+
+Query heads that share a KV head are folded into the query rows, so every key and value of a
+request is read once for all its heads and all nodes of its draft tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tandem.attention.plan import Group, Layout, Query, plan_layout
+from tandem.models.config import ModelConfig
+
+
+def kv_block_bytes(config: ModelConfig, dtype: torch.dtype, block_size: int) -> int:
+    """Bytes a block takes in one model's cache."""
+    return config.num_layers * config.kv_width * block_size * dtype.itemsize
+
+
+class PagedKVCache:
+    """Keys and values, [layers, slots, 2 * kv_heads * head_dim]; slot = block * size + offset."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.config = config
+        self.block_size = block_size
+        self.heads_per_kv = config.num_heads // config.num_kv_heads
+        # Zeros, not empty: a masked slot is multiplied by 0, which a stray NaN would survive.
+        self.data = torch.zeros(
+            (config.num_layers, num_blocks * block_size, config.kv_width),
+            dtype=dtype,
+            device=device,
+        )
+
+    def plan(self, groups: Sequence[Sequence[Query]]) -> PagedAttention:
+        """Works out one forward pass over `groups`."""
+        data = self.data
+        layout = plan_layout(groups, self.block_size, self.heads_per_kv, data.dtype, data.device)
+        return PagedAttention(self, layout)
+
+    def move(self, source: Sequence[int], target: Sequence[int]) -> None:
+        """Copies slots to other slots in all layers: a tree's accepted path moves together."""
+        device = self.data.device
+        kept = self.data.index_select(1, torch.tensor(source, device=device))
+        self.data.index_copy_(1, torch.tensor(target, device=device), kept)
+
+
+class PagedAttention:
+    """Attention of one forward pass: called once a layer."""
+
+    def __init__(self, cache: PagedKVCache, layout: Layout) -> None:
+        self.cache = cache
+        self.layout = layout
+
+    def __call__(self, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
+        """Stores key_value [T, kv_width]; query [T, heads, head_dim] to [T, heads * head_dim]."""
+        data = self.cache.data[layer]
+        data.index_copy_(0, self.layout.slots, key_value)
+        parts = [self._attend(data, group, query[group.rows], query) for group in self.layout.groups]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _attend(self, data: Tensor, group: Group, rows: Tensor, query: Tensor) -> Tensor:
+        config, shared = self.cache.config, self.cache.heads_per_kv
+        kv_heads, dim = config.num_kv_heads, config.head_dim
+        padded = rows if group.pad is None else query.index_select(0, group.pad)
+        stored = data[group.kv] if isinstance(group.kv, slice) else data.index_select(0, group.kv)
+        keys, values = stored.view(group.size, -1, 2, kv_heads, dim).permute(2, 0, 3, 1, 4)
+        folded = padded.reshape(group.size, group.query_len, kv_heads, shared, dim)
+        folded = folded.transpose(1, 2).reshape(group.size, kv_heads, -1, dim)
+        mixed = F.scaled_dot_product_attention(folded, keys, values, attn_mask=group.mask)
+        mixed = mixed.view(group.size, kv_heads, group.query_len, shared, dim)
+        out = mixed.transpose(1, 2).reshape(group.size * group.query_len, -1)
+        return out if group.unpad is None else out.index_select(0, group.unpad)

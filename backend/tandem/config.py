@@ -1,0 +1,110 @@
+"""EngineConfig: every knob of the engine, typed, validated once.
+
+The names are those of `config.pbtxt`'s parameters; vLLM's where it has one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, ValidationError
+
+from tandem.errors import ConfigError
+from tandem.validation import no_bool, sentences
+
+Count = Annotated[int, BeforeValidator(no_bool)]
+PATH_KEYS = ("model", "draft_model")
+
+
+class EngineConfig(BaseModel):
+    """Parameters of one engine. Raises `ConfigError` on the first look at a bad value."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    engine: Literal["native"] = "native"
+    model: Path
+    """Folder of the target checkpoint in Hugging Face layout."""
+    draft_model: Path | None = None
+    """Folder of the draft checkpoint, for `speculative_method` draft_model."""
+    device: str = "auto"
+    """`cpu`, `cuda`, `cuda:1`, or `auto`: a GPU where there is one."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """`auto`: the target checkpoint's own."""
+    num_threads: Annotated[Count, Field(ge=1)] | None = None
+    """CPU threads of the engine; None: all cores this process may use."""
+    seed: Annotated[Count, Field(ge=0)] | None = None
+    """Seed of the draws for requests that bring none; None: from the system's entropy."""
+
+    max_model_len: Annotated[Count, Field(ge=2)] | None = None
+    """Most tokens of prompt and output together; None: the checkpoint's limit."""
+    max_num_seqs: Annotated[Count, Field(ge=1)] = 64
+    """Most requests in one step."""
+    max_num_batched_tokens: Annotated[Count, Field(ge=16)] = 1024
+    """Token budget of one step, prefill and decode together."""
+    max_queue_size: Annotated[Count, Field(ge=1)] = 1024
+    """Most requests waiting for a place; one more is refused."""
+    kv_cache_memory: ByteSize | None = None
+    """Bytes for both KV caches, as in `512MiB`; None: sized from the device's free memory."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    block_size: Annotated[Count, Field(ge=1, le=256)] = 16
+    """Tokens a KV block holds."""
+    enable_prefix_caching: bool = True
+
+    speculative_method: Literal["draft_model", "ngram", "none"] | None = None
+    """None: draft_model where a draft is given, else none."""
+    num_speculative_tokens: Annotated[Count, Field(ge=1, le=64)] = 4
+    """Most tokens drafted in a round."""
+    prompt_lookup_min: Annotated[Count, Field(ge=1)] = 2
+    prompt_lookup_max: Annotated[Count, Field(ge=1, le=32)] = 5
+    speculative_disable_by_batch_size: Annotated[Count, Field(ge=1)] | None = None
+    """No drafting in a step with at least this many running requests."""
+    acceptance_method: Literal["rejection", "coupled"] = "rejection"
+    """`coupled` for requests without a seed too; requests with a seed are always coupled."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    def __init__(self, **parameters: Any) -> None:
+        try:
+            super().__init__(**parameters)
+        except ValidationError as error:
+            raise ConfigError(sentences(error, "parameter")) from None
+        self._check_together()
+
+    def _check_together(self) -> None:
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ConfigError(
+                f"prompt_lookup_min is {self.prompt_lookup_min} but prompt_lookup_max is "
+                f"{self.prompt_lookup_max}: make the minimum no larger than the maximum."
+            )
+        if self.max_num_seqs > self.max_num_batched_tokens:
+            raise ConfigError(
+                f"max_num_seqs is {self.max_num_seqs} but max_num_batched_tokens is "
+                f"{self.max_num_batched_tokens}: a step needs room for a token of every request."
+            )
+        if self.method == "draft_model" and self.draft_model is None:
+            raise ConfigError(
+                "speculative_method is draft_model but draft_model is not set: "
+                "name the folder of a draft checkpoint, or choose ngram or none."
+            )
+
+    @property
+    def method(self) -> str:
+        """The method of speculation in force."""
+        if self.speculative_method is not None:
+            return self.speculative_method
+        return "none" if self.draft_model is None else "draft_model"
+
+    @property
+    def lookahead(self) -> int:
+        """Most drafted tokens of a request in one step."""
+        return 0 if self.method == "none" else self.num_speculative_tokens
+
+    @classmethod
+    def from_triton_parameters(cls, parameters: dict[str, str], base_dir: Path) -> Self:
+        """Reads `config.pbtxt` parameters. Empty values count as unset; relative folders
+        start at `base_dir`, the model's version folder."""
+        given: dict[str, Any] = {k: v.strip() for k, v in parameters.items() if v.strip()}
+        for key in PATH_KEYS:
+            if key in given:
+                given[key] = (base_dir / given[key]).resolve()
+        return cls(**given)

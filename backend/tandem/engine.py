@@ -1,0 +1,296 @@
+"""The engine: schedule, draft, verify, commit.
+
+`Engine` runs in the process that makes it. Serving puts it into one of its own (service.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import torch
+from tqdm import tqdm
+
+from tandem.assembly import build
+from tandem.config import EngineConfig
+from tandem.drafting import Draft, Verdict
+from tandem.errors import InvalidRequestError
+from tandem.output import OutputStream, aborted, gather_logprobs
+from tandem.request import Request, RequestOutput, SamplingParams, TokenLogprobs
+from tandem.scheduler import StepPlan
+from tandem.attention.plan import Query
+from tandem.verification.verify import verify
+
+Prompt = str | Sequence[int]
+PROGRESS_FROM = 8  # prompts in one call from which on a bar is shown
+
+
+class EngineStats(NamedTuple):
+    """A snapshot for metrics and health."""
+
+    running: int
+    waiting: int
+    blocks_used: int
+    blocks_total: int
+    preemptions: int
+
+
+class Engine:
+    """Speculative generation for one target, over as many requests as fit."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        parts = build(config)
+        self.config = config
+        self.limits = parts.limits
+        self.tokenizer = parts.tokenizer
+        self.target = parts.target
+        self.blocks = parts.blocks
+        self.scheduler = parts.scheduler
+        self.proposer = parts.proposer
+        self.sampler = parts.sampler
+        self._streams: dict[str, OutputStream] = {}
+        self._ids = itertools.count()
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def add_request(
+        self, prompt: Prompt, params: SamplingParams, request_id: str | None = None
+    ) -> str:
+        """Queues a prompt. Raises `InvalidRequestError` or `QueueFullError`."""
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        self.limits.check(tokens, params)
+        request = Request(
+            id=request_id or f"request-{next(self._ids)}",
+            tokens=tokens,
+            num_prompt=len(tokens),
+            params=params,
+            seed=self._coupling_seed(params),
+            max_total=self.limits.max_total(len(tokens), params),
+            stop_ids=self.limits.stop_ids(params),
+            banned=[ids for word in params.bad_words for ids in self._spellings(word)],
+        )
+        if request.id in self._streams:
+            raise InvalidRequestError(f"The request id {request.id!r} is in use: choose another.")
+        self.scheduler.add(request)
+        self._streams[request.id] = OutputStream(request, self.tokenizer)
+        return request.id
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """Drops a request at once, freeing its KV; None if it is not (or no longer) here."""
+        stream = self._streams.pop(request_id, None)
+        if stream is None:
+            return None
+        self.scheduler.remove(stream.request)
+        return aborted(stream.request)
+
+    @property
+    def idle(self) -> bool:
+        return self.scheduler.idle
+
+    def _coupling_seed(self, params: SamplingParams) -> int | None:
+        if params.greedy or params.seed is not None:
+            return params.seed
+        return secrets.randbits(63) if self.config.acceptance_method == "coupled" else None
+
+    def _spellings(self, word: str) -> list[list[int]]:
+        """A banned word inside a text and at its start, as tokens."""
+        spelled = [self.tokenizer.encode_plain(text) for text in (word, " " + word)]
+        return [ids for ids in spelled if ids]
+
+    # -- the loop ------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def step(self) -> list[RequestOutput]:
+        """One round: every decoding request gains at least one token."""
+        plan = self.scheduler.schedule()
+        draft = self.proposer.propose(plan.decodes)
+        requests, draft, logits = self._run_target(plan, draft)
+        verdicts = verify(logits, requests, draft, self.sampler)
+        return self._commit(plan, requests, draft, logits, verdicts)
+
+    def _run_target(
+        self, plan: StepPlan, draft: Draft
+    ) -> tuple[list[Request], Draft, torch.Tensor]:
+        """One pass over all drafts and prefill chunks; who gets logits, and for which nodes."""
+        tokens: list[int] = []
+        rows: list[int] = []
+        decodes: list[Query] = []
+        for index, (request, _) in enumerate(plan.decodes):
+            nodes = [request.tokens[-1], *draft.tokens[index]]
+            parents = [-1, *draft.parents[index]] if draft.parents else None
+            rows += range(len(tokens), len(tokens) + len(nodes))
+            tokens += nodes
+            decodes.append(Query(request.blocks, request.computed, len(nodes), parents))
+        groups = [decodes] if decodes else []
+        ending: list[Request] = []
+        for chunk in plan.prefills:
+            request, start = chunk.request, chunk.request.computed
+            tokens += request.tokens[start : start + chunk.length]
+            groups.append([Query(request.blocks, start, chunk.length)])
+            if chunk.last:
+                rows.append(len(tokens) - 1)
+                ending.append(request)
+        logits = self.target.forward(tokens, groups, rows)
+        none: list[list[int]] = [[] for _ in ending]
+        whole = draft._replace(
+            tokens=draft.tokens + none, parents=draft.parents and draft.parents + none
+        )
+        return [decode.request for decode in plan.decodes] + ending, whole, logits
+
+    def _commit(
+        self,
+        plan: StepPlan,
+        requests: list[Request],
+        draft: Draft,
+        logits: torch.Tensor,
+        verdicts: list[Verdict],
+    ) -> list[RequestOutput]:
+        """Moves lengths, tells the proposer, appends tokens, frees what has finished."""
+        if draft.parents:
+            self._compact(plan, verdicts)
+        for chunk in plan.prefills:
+            chunk.request.computed += chunk.length
+            self.blocks.register(chunk.request)
+        for (request, _), tokens, verdict in zip(plan.decodes, draft.tokens, verdicts, strict=False):
+            self._count(request, len(tokens), verdict)
+        outputs: list[RequestOutput] = []
+        first = 0
+        for request, tokens, verdict in zip(requests, draft.tokens, verdicts, strict=True):
+            found = self._logprobs(request, verdict, logits[first : first + len(tokens) + 1])
+            outputs.append(self._streams[request.id].append(verdict, found))
+            self._settle(request)
+            first += len(tokens) + 1
+        return outputs
+
+    def _count(self, request: Request, drafted: int, verdict: Verdict) -> None:
+        """A decoding request's KV now covers its last token and the accepted path."""
+        self.proposer.observe(request, drafted, verdict)
+        request.computed += 1 + len(verdict.path)
+        request.stats.drafted += drafted
+        request.stats.accepted += len(verdict.path)
+        request.stats.rounds += drafted > 0
+
+    def _compact(self, plan: StepPlan, verdicts: list[Verdict]) -> None:
+        """Moves the KV of accepted tree nodes right behind the committed text."""
+        source: list[int] = []
+        target: list[int] = []
+        for (request, _), verdict in zip(plan.decodes, verdicts, strict=False):
+            for offset, node in enumerate(verdict.path, 1):
+                if node != offset:
+                    source.append(self._slot(request, request.computed + node))
+                    target.append(self._slot(request, request.computed + offset))
+        if source:
+            self.target.cache.move(source, target)
+
+    def _slot(self, request: Request, position: int) -> int:
+        block, offset = divmod(position, self.config.block_size)
+        return request.blocks[block] * self.config.block_size + offset
+
+    def _logprobs(
+        self, request: Request, verdict: Verdict, logits: torch.Tensor
+    ) -> list[TokenLogprobs]:
+        count = request.params.logprobs
+        if count is None:
+            return []
+        return gather_logprobs(logits[[0, *verdict.path]], verdict.tokens, count, self.tokenizer)
+
+    def _settle(self, request: Request) -> None:
+        """After its tokens are in: a finished request leaves, a running one shares its prefix."""
+        length = len(request.tokens)  # a stop may have cut off accepted tokens
+        request.computed = min(request.computed, length)
+        request.draft_computed = min(request.draft_computed, length)
+        self.blocks.register(request)
+        if request.finish_reason is not None:
+            del self._streams[request.id]
+            self.scheduler.remove(request)
+
+    # -- for whoever calls in-process ----------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Completes prompts (strings or lists of ids) and returns whole outputs, in order."""
+        many = _as_prompts(prompts)
+        each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(many)
+        if len(each) != len(many):
+            raise InvalidRequestError(
+                f"There are {len(many)} prompts but {len(each)} SamplingParams: give one for all "
+                "or one a prompt."
+            )
+        for prompt, one in zip(many, each, strict=True):
+            tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+            self.limits.check(tokens, one)  # all of them before any is begun
+        results: dict[str, RequestOutput | None] = {}
+        work = zip(many, each, strict=True)
+        with tqdm(total=len(many), disable=len(many) < PROGRESS_FROM, unit="prompt") as bar:
+            while len(results) < len(many) or not self.idle:
+                for prompt, one in itertools.islice(work, self._room()):
+                    results[self.add_request(prompt, one)] = None
+                for output in self.step():
+                    _collect(results, output)
+                    bar.update(output.finished)
+        return [output for output in results.values() if output is not None]
+
+    def _room(self) -> int:
+        return self.config.max_queue_size - len(self.scheduler.waiting)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        """Yields what each round adds to one completion; leaving early aborts it."""
+        request_id = self.add_request(prompt, params or SamplingParams())
+        try:
+            while request_id in self._streams:
+                yield from (out for out in self.step() if out.request_id == request_id)
+        finally:
+            self.abort(request_id)
+
+    def stats(self) -> EngineStats:
+        """What is going on now."""
+        usage = self.blocks.usage()
+        return EngineStats(
+            len(self.scheduler.running),
+            len(self.scheduler.waiting),
+            usage.used,
+            usage.total,
+            self.scheduler.num_preemptions,
+        )
+
+    def check_integrity(self) -> None:
+        """Asserts that the block pool adds up, and is unused when nothing runs."""
+        self.blocks.check_integrity(self.idle)
+
+    def shutdown(self) -> None:
+        """Drops all requests."""
+        for request_id in list(self._streams):
+            self.abort(request_id)
+        self.check_integrity()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.shutdown()
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or many: a list of ints is one."""
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _collect(results: dict[str, RequestOutput | None], output: RequestOutput) -> None:
+    before = results.get(output.request_id)
+    if before is None:
+        results[output.request_id] = output
+    else:
+        before.merge(output)

@@ -1,0 +1,25 @@
+"""Every error a user can cause or see: one sentence that names what is wrong and what to do."""
+
+
+class TandemError(Exception):
+    """Base of Tandem's errors. `str(error)` is a sentence meant for the user."""
+
+
+class ConfigError(TandemError):
+    """A configuration value that is missing, malformed or impossible."""
+
+
+class CheckpointError(TandemError):
+    """A checkpoint folder that cannot be read or does not fit the configuration."""
+
+
+class InvalidRequestError(TandemError):
+    """A request that can never be served as it was sent."""
+
+
+class QueueFullError(TandemError):
+    """The waiting queue is full: try again later."""
+
+
+class EngineDeadError(TandemError):
+    """The engine's process has ended; running requests are lost."""

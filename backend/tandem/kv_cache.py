@@ -1,0 +1,160 @@
+"""One pool of KV blocks for both runners, and the prefix cache over it.
+
+A block is logical: the same number addresses the target's tensor and the draft's, so a request
+has one block table and is admitted, preempted and freed once for both.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from typing import NamedTuple
+
+from tandem.request import Request
+
+ROOT_KEY = 0  # key of the empty prefix
+
+
+class CachedBlock(NamedTuple):
+    """A full block whose content is known. Its key stands for the whole text up to its end."""
+
+    block: int
+    key: int
+
+
+class PoolUsage(NamedTuple):
+    """Blocks by state; they always add up to `total`."""
+
+    free: int
+    cached: int
+    used: int
+    total: int
+
+
+class BlockManager:
+    """Hands out blocks, keeps finished prefixes for reuse, evicts the least recently used."""
+
+    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool) -> None:
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.prefix_caching = enable_prefix_caching
+        self._free = list(range(num_blocks - 1, -1, -1))  # popped from the end: low ids first
+        self._references = [0] * num_blocks
+        self._idle: OrderedDict[int, None] = OrderedDict()  # cached, unused, oldest first
+        self._index: dict[tuple[int, tuple[int, ...]], CachedBlock] = {}
+        self._content: dict[int, tuple[int, tuple[int, ...]]] = {}  # block -> its index entry
+        self._drafted: set[int] = set()  # cached blocks which hold the draft's KV too
+        self._keys = itertools.count(ROOT_KEY + 1)
+
+    # -- admission -----------------------------------------------------------------------------
+
+    def adopt_prefix(self, request: Request) -> int:
+        """Gives a request without blocks the longest cached prefix; returns its tokens.
+
+        At least the last token is left to compute, since its logits are needed.
+        """
+        if not self.prefix_caching:
+            return 0
+        key = ROOT_KEY
+        for index in range((len(request.tokens) - 1) // self.block_size):
+            hit = self._index.get((key, self._tokens_of(request, index)))
+            if hit is None:
+                break
+            self._use(hit.block)
+            request.blocks.append(hit.block)
+            request.block_keys.append(hit.key)
+            key = hit.key
+        request.computed = len(request.blocks) * self.block_size
+        with_draft = itertools.takewhile(self._drafted.__contains__, request.blocks)
+        request.draft_computed = sum(1 for _ in with_draft) * self.block_size
+        return request.computed
+
+    def available(self) -> int:
+        """Blocks that can be handed out now."""
+        return len(self._free) + len(self._idle)
+
+    def reserve(self, request: Request, num_tokens: int) -> bool:
+        """Extends the block table to cover `num_tokens` slots; False, unchanged, if it can't."""
+        missing = -(-num_tokens // self.block_size) - len(request.blocks)
+        if missing > self.available():
+            return False
+        for _ in range(missing):
+            request.blocks.append(self._take())
+        return True
+
+    # -- content -------------------------------------------------------------------------------
+
+    def register(self, request: Request) -> None:
+        """Makes the request's newly filled blocks findable as a prefix for others."""
+        if not self.prefix_caching:
+            return
+        full = request.computed // self.block_size
+        if len(request.block_keys) == full:
+            return
+        while len(request.block_keys) < full:
+            index = len(request.block_keys)
+            parent = request.block_keys[-1] if index else ROOT_KEY
+            content = (parent, self._tokens_of(request, index))
+            known = self._index.get(content)
+            if known is None:
+                known = CachedBlock(request.blocks[index], next(self._keys))
+                self._index[content] = known
+                self._content[known.block] = content
+            request.block_keys.append(known.key)
+        self._mark_drafted(request)
+
+    def release(self, request: Request) -> None:
+        """Takes all blocks back. Known ones stay cached, the deepest evicted first."""
+        self._mark_drafted(request)
+        for block in reversed(request.blocks):
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                if block in self._content:
+                    self._idle[block] = None
+                else:
+                    self._free.append(block)
+        request.blocks.clear()
+        request.block_keys.clear()
+        request.computed = request.draft_computed = 0
+
+    def _mark_drafted(self, request: Request) -> None:
+        for block in request.blocks[: request.draft_computed // self.block_size]:
+            if block in self._content:
+                self._drafted.add(block)
+
+    def _tokens_of(self, request: Request, index: int) -> tuple[int, ...]:
+        return tuple(request.tokens[index * self.block_size : (index + 1) * self.block_size])
+
+    # -- blocks --------------------------------------------------------------------------------
+
+    def _use(self, block: int) -> None:
+        self._references[block] += 1
+        self._idle.pop(block, None)
+
+    def _take(self) -> int:
+        block = self._free.pop() if self._free else self._evict()
+        self._references[block] = 1
+        return block
+
+    def _evict(self) -> int:
+        block, _ = self._idle.popitem(last=False)
+        del self._index[self._content.pop(block)]
+        self._drafted.discard(block)
+        return block
+
+    # -- integrity -----------------------------------------------------------------------------
+
+    def usage(self) -> PoolUsage:
+        """Blocks by state."""
+        used = sum(count > 0 for count in self._references)
+        return PoolUsage(len(self._free), len(self._idle), used, self.num_blocks)
+
+    def check_integrity(self, idle: bool) -> None:
+        """Asserts that no block is lost or held twice; with `idle`, that none is in use."""
+        usage = self.usage()
+        assert usage.free + usage.cached + usage.used == usage.total, f"blocks are lost: {usage}"
+        assert not set(self._free) & set(self._idle), "a block is both free and cached"
+        assert set(self._idle) <= set(self._content), "an idle block has no known content"
+        assert len(self._index) == len(self._content), "index and contents disagree"
+        if idle:
+            assert usage.used == 0, f"blocks are in use while no request runs: {usage}"

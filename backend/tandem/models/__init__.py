@@ -1,0 +1,1 @@
+"""Decoders and what reads their checkpoints. Nothing here knows scheduling or parallelism."""

@@ -1,0 +1,121 @@
+"""One decoder for the dense families: Llama, Mistral, Qwen2, Qwen3.
+
+Works on a flat batch: T rows, one a token, of any mix of requests. Which rows see which keys is
+the business of the `Attention` it is handed.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tandem.models.config import ModelConfig
+from tandem.models.layers import Linear, RMSNorm, RotaryTable, rotate_
+
+
+class Attention(Protocol):
+    """What a layer asks of the attention over one batch."""
+
+    def __call__(self, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
+        """Stores key_value [T, kv_width] and attends.
+
+        query [T, heads, head_dim] gives [T, heads * head_dim].
+        """
+        ...
+
+
+class SelfAttention(nn.Module):
+    """Attention block with q, k and v in one matrix."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.num_rotated = config.num_heads + config.num_kv_heads
+        self.head_dim = config.head_dim
+        self.query_width = config.num_heads * config.head_dim
+        width = self.query_width + config.kv_width
+        self.qkv = Linear(config.hidden_size, width, config.qkv_bias, dtype)
+        self.out = Linear(self.query_width, config.hidden_size, config.out_bias, dtype)
+        if config.qk_norm:
+            self.q_norm: RMSNorm | None = RMSNorm(config.head_dim, config.norm_eps, dtype)
+            self.k_norm: RMSNorm | None = RMSNorm(config.head_dim, config.norm_eps, dtype)
+        else:
+            self.q_norm = self.k_norm = None
+
+    def forward(
+        self, layer: int, x: Tensor, rope: tuple[Tensor, Tensor], attention: Attention
+    ) -> Tensor:
+        qkv = self.qkv(x)
+        heads = qkv.view(x.shape[0], -1, self.head_dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            heads[:, : self.num_heads] = self.q_norm(heads[:, : self.num_heads])
+            keys = heads[:, self.num_heads : self.num_rotated]
+            keys.copy_(self.k_norm(keys))
+        rotated = heads[:, : self.num_rotated]
+        rotate_(rotated, rope)
+        return self.out(
+            attention(layer, heads[:, : self.num_heads], qkv[:, self.query_width :])
+        )
+
+
+class MLP(nn.Module):
+    """SiLU-gated feed-forward block, gate and up in one matrix."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.width = config.intermediate_size
+        self.gate_up = Linear(config.hidden_size, 2 * self.width, config.mlp_bias, dtype)
+        self.down = Linear(self.width, config.hidden_size, config.mlp_bias, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).split(self.width, -1)
+        return self.down(F.silu(gate) * up)
+
+
+class Layer(nn.Module):
+    """Pre-norm residual layer."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.input_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype)
+        self.attention = SelfAttention(config, dtype)
+        self.post_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype)
+        self.mlp = MLP(config, dtype)
+
+    def forward(
+        self, layer: int, x: Tensor, rope: tuple[Tensor, Tensor], attention: Attention
+    ) -> Tensor:
+        x = x + self.attention(layer, self.input_norm(x), rope, attention)
+        return x + self.mlp(self.post_norm(x))
+
+
+class Decoder(nn.Module):
+    """Embedding, layers, final norm and head."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = nn.Parameter(
+            torch.empty(config.vocab_size, config.hidden_size, dtype=dtype), requires_grad=False
+        )
+        self.layers = nn.ModuleList(Layer(config, dtype) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype)
+        self.head = Linear(config.hidden_size, config.vocab_size, False, dtype)
+        self.rope = RotaryTable(config, dtype)
+
+    def forward(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """tokens, positions [T] to final hidden states [T, hidden], after the last norm."""
+        x = self.embed.index_select(0, tokens)
+        rope = self.rope(positions)
+        for index, layer in enumerate(self.layers):
+            x = layer(index, x, rope, attention)
+        return self.norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, hidden] to float32 [R, vocab]."""
+        if hidden.shape[0] == 0:
+            return hidden.new_empty((0, self.config.vocab_size), dtype=torch.float32)
+        return self.head(hidden).float()

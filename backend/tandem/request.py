@@ -1,0 +1,196 @@
+"""What a user asks for and gets: sampling parameters, a request's state, its outputs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from tandem.errors import InvalidRequestError
+from tandem.validation import no_bool, sentences
+
+Int = Annotated[int, BeforeValidator(no_bool)]
+Float = Annotated[float, BeforeValidator(no_bool)]
+FinishReason = Literal["stop", "length", "abort"]
+GREEDY_BELOW = 1e-5  # temperatures under it mean greedy, as in vLLM
+SEED_LIMIT = 1 << 63
+
+
+def _as_list(value: Any) -> Any:
+    """`stop` may be one string or a list of them."""
+    return [value] if isinstance(value, str) else value
+
+
+class SamplingParams(BaseModel):
+    """How the next token is drawn. Names and defaults are vLLM's; numbers may be strings.
+
+    Raises `InvalidRequestError`, one sentence, for an unknown key or a value out of range.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    max_tokens: Annotated[Int, Field(ge=1)] | None = 16
+    """None: until the model's length limit."""
+    min_tokens: Annotated[Int, Field(ge=0)] = 0
+    temperature: Annotated[Float, Field(ge=0, le=100)] = 1.0
+    top_p: Annotated[Float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[Int, Field(ge=-1)] = 0
+    """0 and -1: off."""
+    min_p: Annotated[Float, Field(ge=0, le=1)] = 0.0
+    seed: Annotated[Int, Field(ge=-SEED_LIMIT, lt=SEED_LIMIT)] | None = None
+    """With a seed the text is a function of prompt, parameters and seed alone."""
+    stop: Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_as_list)] = []
+    stop_token_ids: list[Annotated[Int, Field(ge=0)]] = []
+    ignore_eos: bool = False
+    presence_penalty: Annotated[Float, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[Float, Field(ge=-2, le=2)] = 0.0
+    repetition_penalty: Annotated[Float, Field(gt=0, le=100)] = 1.0
+    logit_bias: dict[Annotated[int, Field(ge=0)], Annotated[Float, Field(ge=-100, le=100)]] = {}
+    logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
+    n: Annotated[Int, Field(ge=1, le=1)] = 1
+    bad_words: list[Annotated[str, Field(min_length=1)]] = []
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    num_draft_tokens: Annotated[Int, Field(ge=0)] | None = None
+    """Most drafted tokens a round for this request; 0: no speculation; None: the engine's."""
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise InvalidRequestError(sentences(error, "sampling parameter")) from None
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequestError(
+                f"min_tokens is {self.min_tokens} but max_tokens is {self.max_tokens}: "
+                "make the minimum no larger than the maximum."
+            )
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def penalized(self) -> bool:
+        return bool(
+            self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0
+        )
+
+    @property
+    def edits_logits(self) -> bool:
+        """True where logits depend on more than the model: history, biases, bans."""
+        return bool(self.penalized or self.logit_bias or self.min_tokens or self.bad_words)
+
+
+@dataclass(slots=True)
+class SpeculationStats:
+    """What speculation did for a request."""
+
+    drafted: int = 0
+    """Tokens proposed."""
+    accepted: int = 0
+    """Proposed tokens that the target kept."""
+    rounds: int = 0
+    """Verification rounds with at least one proposed token."""
+
+    @property
+    def acceptance_rate(self) -> float:
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens a drafted round yields: accepted ones and the target's own."""
+        return 1 + self.accepted / self.rounds if self.rounds else 1.0
+
+    def __iadd__(self, other: SpeculationStats) -> Self:
+        self.drafted += other.drafted
+        self.accepted += other.accepted
+        self.rounds += other.rounds
+        return self
+
+
+class TokenLogprobs(NamedTuple):
+    """Log-probabilities at one output position, of the model's own distribution."""
+
+    sampled: int
+    entries: dict[int, tuple[float, int, str]]
+    """token id -> (log-probability, rank from 1, text)"""
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """What a step added to a request. Deltas, except `stats` and the counts."""
+
+    request_id: str
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    drafted: list[bool] = field(default_factory=list)
+    """For each token: drafted and accepted (True), or the target's own draw (False)."""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    num_prompt_tokens: int = 0
+    cumulative_logprob: float = 0.0
+    """Sum over all tokens so far, where logprobs were asked for."""
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
+    """So far, whole request."""
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def merge(self, later: RequestOutput) -> None:
+        """Appends the deltas of a later output of the same request."""
+        self.text += later.text
+        self.token_ids += later.token_ids
+        self.drafted += later.drafted
+        self.logprobs += later.logprobs
+        self.finish_reason = later.finish_reason
+        self.cumulative_logprob = later.cumulative_logprob
+        self.stats = later.stats
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class Request:
+    """A request inside the engine. The scheduler and the engine's commit change it."""
+
+    id: str
+    tokens: list[int]
+    """Prompt and output."""
+    num_prompt: int
+    params: SamplingParams
+    seed: int | None
+    """Key of coupled sampling; None: drawn from the engine's generator."""
+    max_total: int
+    """Most tokens of prompt and output together."""
+    stop_ids: frozenset[int]
+    """Token ids that end the request (end of sequence, stop_token_ids)."""
+    banned: list[list[int]] = field(default_factory=list)
+    """Token sequences that must not be completed (bad_words)."""
+    arrival: float = field(default_factory=time.monotonic)
+
+    computed: int = 0
+    """Leading tokens whose KV the target holds (set by the engine's commit)."""
+    draft_computed: int = 0
+    """Leading tokens whose KV the draft holds (set by the proposer)."""
+    blocks: list[int] = field(default_factory=list)
+    """Block table (set by the block manager)."""
+    block_keys: list[int] = field(default_factory=list)
+    """Content keys of the leading full blocks (set by the block manager)."""
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
+    cumulative_logprob: float = 0.0
+    finish_reason: FinishReason | None = None
+    preemptions: int = 0
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.num_prompt :]
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def decoding(self) -> bool:
+        """All but the last token are in the target's KV."""
+        return len(self.tokens) - self.computed == 1

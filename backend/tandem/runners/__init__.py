@@ -1,0 +1,1 @@
+"""Runners: a model with its KV cache, on its devices."""

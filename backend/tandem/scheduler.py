@@ -1,0 +1,146 @@
+"""Continuous batching: who takes part in the next step, with how many tokens.
+
+First come, first served. Decoding requests come first, each with one token and its lookahead
+slots; prefill chunks fill the rest of the token budget. When blocks run out, the latest arrival
+is preempted: it loses its KV and goes back to the head of the queue with all its tokens.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from tandem.config import EngineConfig
+from tandem.errors import QueueFullError
+from tandem.kv_cache import BlockManager
+from tandem.request import Request
+
+
+class Decode(NamedTuple):
+    """A request that decodes in this step."""
+
+    request: Request
+    lookahead: int
+    """Most tokens that may be drafted; their slots are reserved."""
+
+
+class Prefill(NamedTuple):
+    """A chunk of a request's tokens to compute."""
+
+    request: Request
+    length: int
+
+    @property
+    def last(self) -> bool:
+        """The chunk reaches the end of the text: it yields a token."""
+        return self.request.computed + self.length == len(self.request.tokens)
+
+
+class StepPlan(NamedTuple):
+    """What one step runs."""
+
+    decodes: list[Decode]
+    prefills: list[Prefill]
+
+
+class Scheduler:
+    """Queues and the policy over them."""
+
+    def __init__(self, config: EngineConfig, blocks: BlockManager) -> None:
+        self.config = config
+        self.blocks = blocks
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.num_preemptions = 0
+
+    def add(self, request: Request) -> None:
+        """Queues a request. Raises `QueueFullError`."""
+        if len(self.waiting) >= self.config.max_queue_size:
+            raise QueueFullError(
+                f"{len(self.waiting)} requests are waiting, the most that max_queue_size allows: "
+                "try again later."
+            )
+        self.waiting.append(request)
+
+    def remove(self, request: Request) -> None:
+        """Takes a finished or aborted request out and frees its blocks."""
+        if request in self.running:
+            self.running.remove(request)
+        else:
+            self.waiting.remove(request)
+        self.blocks.release(request)
+
+    @property
+    def idle(self) -> bool:
+        return not self.waiting and not self.running
+
+    def schedule(self) -> StepPlan:
+        """Chooses the next step's work and reserves its slots."""
+        budget = self.config.max_num_batched_tokens
+        decodes, budget = self._schedule_decodes(budget)
+        prefills, budget = self._continue_prefills(budget)
+        prefills += self._admit(budget)
+        return StepPlan(decodes, prefills)
+
+    def _schedule_decodes(self, budget: int) -> tuple[list[Decode], int]:
+        """One token for every decoding request; what the budget leaves over is lookahead."""
+        decodes: list[Decode] = []
+        ready = [request for request in self.running if request.decoding]
+        spare = budget - len(ready)
+        for request in ready:
+            if not request.blocks:  # preempted for an earlier one
+                continue
+            lookahead = min(self._wanted_lookahead(request), spare)
+            if not self.blocks.reserve(request, len(request.tokens) + lookahead):
+                lookahead = 0
+                self._preempt_until_fits(request)
+            if request.blocks:
+                decodes.append(Decode(request, lookahead))
+                spare -= lookahead
+        return decodes, budget - sum(1 + decode.lookahead for decode in decodes)
+
+    def _wanted_lookahead(self, request: Request) -> int:
+        """How many drafted tokens could still be of use to the request."""
+        limit = self.config.speculative_disable_by_batch_size
+        if limit is not None and len(self.running) >= limit:
+            return 0
+        own = request.params.num_draft_tokens
+        wanted = self.config.lookahead if own is None else min(own, self.config.lookahead)
+        return max(0, min(wanted, request.max_total - len(request.tokens) - 1))
+
+    def _continue_prefills(self, budget: int) -> tuple[list[Prefill], int]:
+        """Next chunks of admitted requests, whose slots were all reserved at admission."""
+        prefills: list[Prefill] = []
+        for request in self.running:
+            length = min(len(request.tokens) - request.computed, budget)
+            if request.decoding or length == 0:
+                continue
+            prefills.append(Prefill(request, length))
+            budget -= length
+        return prefills, budget
+
+    def _admit(self, budget: int) -> list[Prefill]:
+        prefills: list[Prefill] = []
+        while self.waiting and budget > 0 and len(self.running) < self.config.max_num_seqs:
+            request = self.waiting[0]
+            self.blocks.adopt_prefix(request)
+            length = min(len(request.tokens) - request.computed, budget)
+            # Room for the whole text: a request that cannot finish its prefill is not begun.
+            if not self.blocks.reserve(request, len(request.tokens)):
+                self.blocks.release(request)
+                break
+            self.running.append(self.waiting.popleft())
+            prefills.append(Prefill(request, length))
+            budget -= length
+        return prefills
+
+    def _preempt_until_fits(self, request: Request) -> None:
+        """Frees blocks, latest arrival first, until `request` has its slot or is out itself."""
+        while not self.blocks.reserve(request, len(request.tokens)):
+            victim = self.running.pop()
+            self.blocks.release(victim)
+            victim.preemptions += 1
+            self.num_preemptions += 1
+            self.waiting.appendleft(victim)
+            if victim is request:
+                return

@@ -1,0 +1,69 @@
+"""Draws tokens, for the target and for drafts alike, by argmax(score + Gumbel noise)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tandem.request import Request
+from tandem.verification.noise import coupled_gumbel, random_gumbel, row_key
+from tandem.verification.scores import Row, scores
+
+
+class Drawn(NamedTuple):
+    """One token a row, and what it was drawn from."""
+
+    tokens: Tensor
+    """[R] int64"""
+    scores: Tensor
+    """[R, V] float32; softmax of a row is its distribution."""
+
+
+def by_rejection(request: Request) -> bool:
+    """Whether the request's tokens come from the engine's generator: drafts for it need q."""
+    return request.seed is None and not request.params.greedy
+
+
+class Sampler:
+    """Noise for every row: none for greedy ones, keyed by seed and position for seeded ones."""
+
+    def __init__(self, seed: int | None, device: torch.device) -> None:
+        self.generator = torch.Generator(device)
+        if seed is None:
+            self.generator.seed()
+        else:
+            self.generator.manual_seed(seed)
+
+    def draw(self, logits: Tensor, rows: Sequence[Row]) -> Drawn:
+        """Draws from processed [R, V] logits."""
+        scored = scores(logits, rows)
+        return Drawn(self.draw_scored(scored, rows), scored)
+
+    def draw_scored(self, scored: Tensor, rows: Sequence[Row]) -> Tensor:
+        """Draws from [R, V] scores; [R] tokens."""
+        if all(row.request.params.greedy for row in rows):
+            return scored.argmax(-1)
+        return (scored + self._noise(scored, rows)).argmax(-1)
+
+    def uniform(self, count: int) -> Tensor:
+        """[count] draws from [0, 1)."""
+        return torch.rand(count, generator=self.generator, device=self.generator.device)
+
+    def _noise(self, scored: Tensor, rows: Sequence[Row]) -> Tensor:
+        noise = torch.zeros_like(scored)
+        sampled = [(i, row) for i, row in enumerate(rows) if not row.request.params.greedy]
+        free = [i for i, row in sampled if row.request.seed is None]
+        keyed = [
+            (i, row_key(row.request.seed, row.position))
+            for i, row in sampled
+            if row.request.seed is not None
+        ]
+        if free:
+            noise[free] = random_gumbel(len(free), scored.shape[-1], self.generator)
+        if keyed:
+            indices, keys = zip(*keyed, strict=True)
+            noise[list(indices)] = coupled_gumbel(keys, scored.shape[-1], scored.device)
+        return noise

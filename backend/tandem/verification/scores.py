@@ -1,0 +1,112 @@
+"""The processed distribution of each row: edits by history, temperature, truncation.
+
+The order is vLLM's: bans and biases, penalties, temperature, min-p, top-k, top-p.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tandem.request import Request, SamplingParams
+
+
+class Row(NamedTuple):
+    """One place whose next token is predicted."""
+
+    request: Request
+    prefix: Sequence[int] = ()
+    """Drafted tokens between the committed text and this place."""
+
+    @property
+    def position(self) -> int:
+        """Index in the text of the token to come."""
+        return len(self.request.tokens) + len(self.prefix)
+
+
+def scores(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+    """[R, V] float32 logits to scores: softmax(score) is what a row is drawn from.
+
+    Greedy rows keep temperature 1 and are not truncated: only their largest score matters.
+    """
+    params = [row.request.params for row in rows]
+    if any(p.edits_logits for p in params):
+        logits = logits.clone()
+        for line, row in zip(logits, rows, strict=True):
+            if row.request.params.edits_logits:
+                _edit(line, row)
+    if all(p.greedy for p in params):
+        return logits
+    temperature = _column([1.0 if p.greedy else p.temperature for p in params], logits)
+    return _truncate(logits / temperature, params)
+
+
+def _column(values: Sequence[float], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+
+
+# -- edits by history --------------------------------------------------------------------------
+
+
+def _edit(line: Tensor, row: Row) -> None:
+    """Bans, biases and penalties on one row [V], in place."""
+    request, params = row.request, row.request.params
+    written = [*request.output, *row.prefix]
+    if len(written) < params.min_tokens and request.stop_ids:
+        line[list(request.stop_ids)] = -torch.inf
+    for words in request.banned:
+        if words[:-1] == written[len(written) - len(words) + 1 :]:
+            line[words[-1]] = -torch.inf
+    if params.logit_bias:
+        ids = torch.tensor(list(params.logit_bias), device=line.device)
+        line[ids] += torch.tensor(list(params.logit_bias.values()), device=line.device)
+    if params.penalized:
+        _penalize(line, [*request.tokens, *row.prefix], written, params)
+
+
+def _penalize(
+    line: Tensor, text: Sequence[int], written: Sequence[int], params: SamplingParams
+) -> None:
+    """Repetition counts prompt and output; presence and frequency the output alone."""
+    seen = torch.zeros_like(line, dtype=torch.bool)
+    seen[torch.tensor(text, device=line.device)] = True
+    scale = torch.where(line > 0, 1 / params.repetition_penalty, params.repetition_penalty)
+    line.mul_(torch.where(seen, scale, 1.0))
+    if written:
+        ids = torch.tensor(written, device=line.device)
+        counts = torch.bincount(ids, minlength=line.numel())
+        line.sub_(params.frequency_penalty * counts + params.presence_penalty * (counts > 0))
+
+
+# -- truncation --------------------------------------------------------------------------------
+
+
+def _truncate(scored: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Rules out tokens by min-p, top-k and top-p, where a row asks for it."""
+    min_p = [0.0 if p.greedy else p.min_p for p in params]
+    top_k = [0 if p.greedy else max(0, p.top_k) for p in params]
+    top_p = [1.0 if p.greedy else p.top_p for p in params]
+    if any(min_p):
+        floor = scored.amax(-1, keepdim=True) + _column(min_p, scored).log()
+        scored = scored.masked_fill(scored < floor, -torch.inf)
+    if any(k and k < scored.shape[-1] for k in top_k) or min(top_p) < 1:
+        scored = _truncate_sorted(scored, top_k, top_p)
+    return scored
+
+
+def _truncate_sorted(scored: Tensor, top_k: Sequence[int], top_p: Sequence[float]) -> Tensor:
+    """Keeps the k best, then of those the fewest that reach mass p (always one)."""
+    vocab = scored.shape[-1]
+    ordered, order = scored.sort(-1, descending=True, stable=True)
+    rank = torch.arange(vocab, device=scored.device)
+    limit = torch.tensor([k or vocab for k in top_k], device=scored.device)[:, None]
+    ordered = ordered.masked_fill(rank >= limit, -torch.inf)
+    before = ordered.softmax(-1).cumsum(-1).roll(1, -1)
+    before[:, 0] = 0.0
+    mass = _column(top_p, scored)
+    # p = 1 keeps everything, whatever rounding makes of the sum.
+    ordered = ordered.masked_fill((before >= mass) & (mass < 1), -torch.inf)
+    return torch.empty_like(scored).scatter_(-1, order, ordered)

@@ -1,0 +1,69 @@
+"""Tiny random checkpoints in Hugging Face layout, made by transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+
+FAMILIES = {
+    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+    "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
+    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+}
+
+
+def write_tokenizer(folder: Path, vocab_size: int) -> None:
+    """Words t0, t1, … are tokens 0, 1, …; anything else is the last token."""
+    vocab = {f"t{index}": index for index in range(vocab_size)}
+    tokenizer = Tokenizer(WordLevel(vocab, unk_token=f"t{vocab_size - 1}"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def make_checkpoint(
+    folder: Path,
+    family: str = "llama",
+    *,
+    seed: int = 0,
+    vocab_size: int = 96,
+    scale: float = 1.0,
+    max_shard_size: str = "5GB",
+    **overrides: Any,
+) -> Path:
+    """Writes a random model; `scale` sharpens its distributions. Returns the folder."""
+    config_class, model_class = FAMILIES[family]
+    shape: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.15,
+        "eos_token_id": None,
+        "bos_token_id": None,
+        "pad_token_id": None,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+    }
+    if family == "qwen3":
+        shape["head_dim"] = 16
+    torch.manual_seed(seed)
+    model = model_class(config_class(**shape | overrides))
+    for name, parameter in model.named_parameters():
+        if "norm" in name or name.endswith("bias"):
+            parameter.data.add_(torch.randn_like(parameter) * 0.2)
+    if not model.config.tie_word_embeddings:
+        model.lm_head.weight.data.mul_(scale)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    write_tokenizer(folder, vocab_size)
+    return folder
