@@ -1,0 +1,59 @@
+"""What crosses the border between the service and the engine's process."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tandem.config import EngineConfig
+from tandem.errors import EngineDeadError, InvalidRequestError, QueueFullError, TandemError
+from tandem.request import RequestOutput, SamplingParams
+
+
+class Submit(NamedTuple):
+    """A prompt, as text or token ids."""
+
+    request_id: str
+    prompt: str | list[int]
+    params: SamplingParams
+
+
+class Abort(NamedTuple):
+    """Drop a request; it is answered by an output that ends in `abort`."""
+
+    request_id: str
+
+
+class Start(NamedTuple):
+    """The first message: build the engine."""
+
+    config: EngineConfig
+
+
+class Ready(NamedTuple):
+    """The engine is built."""
+
+
+class Failed(NamedTuple):
+    """The engine could not be built."""
+
+    reason: str
+
+
+class Outputs(NamedTuple):
+    """What one step brought."""
+
+    outputs: list[RequestOutput]
+
+
+class Refused(NamedTuple):
+    """A request that was not taken."""
+
+    request_id: str
+    kind: str
+    """Name of the error's class."""
+    reason: str
+
+    def error(self) -> TandemError:
+        """The error as the engine raised it."""
+        kinds = {cls.__name__: cls for cls in (InvalidRequestError, QueueFullError)}
+        return kinds.get(self.kind, EngineDeadError)(self.reason)

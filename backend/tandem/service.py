@@ -1,0 +1,219 @@
+"""The engine in a process of its own, as its user sees it: submit, abort, and answers by call.
+
+The process border keeps the caller responsive while the engine computes, lets the engine use an
+interpreter of its own, and turns a crash into an error and a restart.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import socket
+import subprocess
+import sys
+import threading
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Protocol
+
+from tandem.config import EngineConfig
+from tandem.errors import ConfigError, EngineDeadError, TandemError
+from tandem.messages import Abort, Failed, Outputs, Ready, Refused, Start, Submit
+from tandem.request import RequestOutput, SamplingParams
+
+logger = logging.getLogger("tandem")
+
+FIRST_PAUSE_S = 1.0  # before a crashed engine is started again; doubles up to the longest
+LONGEST_PAUSE_S = 30.0
+STOP_GRACE_S = 5.0
+
+
+class Sink(Protocol):
+    """Where one request's answers go; called from the service's thread, and must not block."""
+
+    def on_output(self, output: RequestOutput) -> None:
+        """More of the answer; the last one has a finish reason."""
+        ...
+
+    def on_error(self, error: TandemError) -> None:
+        """The request is over without an answer."""
+        ...
+
+
+class EngineService:
+    """Starts the engine's process, routes its answers, starts it again when it dies."""
+
+    def __init__(self, config: EngineConfig, python: str | None = None) -> None:
+        """Returns when the engine is ready. `python`: the interpreter that runs it.
+
+        Raises `ConfigError` with the reason if it cannot be built.
+        """
+        self._config = config
+        self._python = python or interpreter()
+        self._lock = threading.Lock()  # over sending, the sinks and the process's exchange
+        self._sinks: dict[str, Sink] = {}
+        self._ids = itertools.count()
+        self._stopping = threading.Event()
+        self._connection: Connection | None = None
+        self._process = self._launch()
+        self._thread = threading.Thread(target=self._watch, name="tandem-service", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests are taken now."""
+        return self._connection is not None
+
+    @property
+    def pid(self) -> int:
+        """Process id of the engine."""
+        return self._process.pid
+
+    def submit(self, prompt: str | list[int], params: SamplingParams, sink: Sink) -> str:
+        """Hands a request over; returns its id. Raises `EngineDeadError`."""
+        request_id = f"request-{next(self._ids)}"
+        with self._lock:
+            self._sinks[request_id] = sink
+            if not self._send(Submit(request_id, prompt, params)):
+                del self._sinks[request_id]
+                raise EngineDeadError("The engine is restarting after a crash: try again shortly.")
+        return request_id
+
+    def abort(self, request_id: str) -> None:
+        """Drops a request; its sink gets an output that ends in `abort`."""
+        with self._lock:
+            self._send(Abort(request_id))
+
+    def stop(self) -> None:
+        """Ends the engine's process and fails what is still running."""
+        self._stopping.set()
+        with self._lock:
+            if self._connection is not None:
+                self._hang_up(self._connection)
+        self._thread.join()
+        self._end_process()
+        self._fail_all("The model is being unloaded.")
+
+    # -- the process ---------------------------------------------------------------------------
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                [self._python, "-m", "tandem.service_worker", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        connection = Connection(ours.detach())
+        try:
+            connection.send(Start(self._config))
+            answer = connection.recv()
+        except (EOFError, OSError):
+            answer = Failed(f"The engine's process ended with code {process.wait()} at start.")
+        if not isinstance(answer, Ready):
+            connection.close()
+            process.wait()
+            raise ConfigError(answer.reason)
+        self._connection = connection
+        return process
+
+    def _end_process(self) -> None:
+        try:
+            self._process.wait(STOP_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    @staticmethod
+    def _hang_up(connection: Connection) -> None:
+        """Wakes both ends: a `recv` under way returns with end-of-file."""
+        with socket.socket(fileno=connection.fileno()) as alias:
+            try:
+                alias.shutdown(socket.SHUT_RDWR)
+            finally:
+                alias.detach()
+
+    def _send(self, message: Submit | Abort) -> bool:
+        if self._connection is None:
+            return False
+        try:
+            self._connection.send(message)
+        except OSError:  # the watcher sees it too, and restarts
+            return False
+        return True
+
+    # -- answers -------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Routes answers until the process ends; then, unless stopped, starts it again."""
+        while True:
+            self._route_until_closed()
+            if self._stopping.is_set():
+                return
+            self._end_process()
+            code = self._process.returncode
+            logger.error("The engine's process ended with code %d; starting it again.", code)
+            self._fail_all(f"The engine's process ended with code {code}: send the request again.")
+            if not self._relaunch():
+                return
+
+    def _relaunch(self) -> bool:
+        pause = FIRST_PAUSE_S
+        while not self._stopping.wait(pause):
+            try:
+                self._process = self._launch()
+                return True
+            except TandemError as error:
+                logger.error("The engine did not start again: %s", error)
+                pause = min(2 * pause, LONGEST_PAUSE_S)
+        return False
+
+    def _route_until_closed(self) -> None:
+        connection = self._connection
+        assert connection is not None
+        try:
+            while True:
+                self._dispatch(self._receive(connection))
+        except (EOFError, OSError):
+            with self._lock:
+                self._connection = None
+            connection.close()
+
+    @staticmethod
+    def _receive(connection: Connection) -> list[Outputs | Refused]:
+        """Waits for a message and takes all others that have piled up behind it."""
+        messages = [connection.recv()]
+        while connection.poll(0):
+            messages.append(connection.recv())
+        return messages
+
+    def _dispatch(self, messages: list[Outputs | Refused]) -> None:
+        """One call a request: what has piled up is merged."""
+        merged: dict[str, RequestOutput] = {}
+        for message in messages:
+            if isinstance(message, Refused):
+                self._take_sink(message.request_id).on_error(message.error())
+                continue
+            for output in message.outputs:
+                if output.request_id in merged:
+                    merged[output.request_id].merge(output)
+                else:
+                    merged[output.request_id] = output
+        for request_id, output in merged.items():
+            sink = self._take_sink(request_id) if output.finished else self._sinks[request_id]
+            sink.on_output(output)
+
+    def _take_sink(self, request_id: str) -> Sink:
+        with self._lock:
+            return self._sinks.pop(request_id)
+
+    def _fail_all(self, reason: str) -> None:
+        with self._lock:
+            sinks, self._sinks = list(self._sinks.values()), {}
+        for sink in sinks:
+            sink.on_error(EngineDeadError(reason))
+
+
+def interpreter() -> str:
+    """Python of the running environment; inside Triton's stub, sys.executable is not one."""
+    return str(Path(sys.prefix) / "bin" / "python3")

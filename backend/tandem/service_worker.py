@@ -1,0 +1,78 @@
+"""The engine's process: `python -m tandem.service_worker FD`, started by `service`.
+
+One thread receives and tokenizes; the main thread steps the engine and sends. When the other
+side is gone, the process ends at once, whatever it is doing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+from multiprocessing.connection import Connection
+
+from tandem.engine import Engine
+from tandem.errors import TandemError
+from tandem.messages import Abort, Failed, Outputs, Ready, Refused, Start, Submit
+
+logger = logging.getLogger("tandem")
+
+Inbox = queue.SimpleQueue[Submit | Abort]
+
+
+def main() -> None:
+    """Serves one connection until it closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us too; our parent decides
+    connection = Connection(int(sys.argv[1]))
+    start: Start = connection.recv()
+    logging.basicConfig(level=start.config.log_level.upper(), format="tandem: %(message)s")
+    try:
+        engine = Engine(start.config)
+    except TandemError as error:
+        connection.send(Failed(str(error)))
+        return
+    inbox: Inbox = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(connection, engine, inbox), daemon=True).start()
+    connection.send(Ready())
+    _run(engine, connection, inbox)
+
+
+def _receive(connection: Connection, engine: Engine, inbox: Inbox) -> None:
+    """Feeds the inbox, with prompts tokenized, so that long ones do not hold up the loop."""
+    while True:
+        try:
+            message = connection.recv()
+        except (EOFError, OSError):
+            os._exit(0)
+        if isinstance(message, Submit) and isinstance(message.prompt, str):
+            message = message._replace(prompt=engine.tokenizer.encode(message.prompt))
+        inbox.put(message)
+
+
+def _run(engine: Engine, connection: Connection, inbox: Inbox) -> None:
+    """Steps the engine while there is work, and waits for some when there is none."""
+    while True:
+        while engine.idle or not inbox.empty():
+            _handle(inbox.get(), engine, connection)
+        outputs = engine.step()
+        if outputs:
+            connection.send(Outputs(outputs))
+
+
+def _handle(message: Submit | Abort, engine: Engine, connection: Connection) -> None:
+    if isinstance(message, Abort):
+        output = engine.abort(message.request_id)
+        if output is not None:
+            connection.send(Outputs([output]))
+        return
+    try:
+        engine.add_request(message.prompt, message.params, message.request_id)
+    except TandemError as error:
+        connection.send(Refused(message.request_id, type(error).__name__, str(error)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""The Triton model: requests in, responses out. The engine behind it knows nothing of Triton.
+
+Decoupled: `execute` hands requests to the engine's service and returns; the service's thread
+sends one response for each verified run of tokens, and the final flag exactly once.
+"""
+
+from __future__ import annotations
+
+import json
+import locale
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from tandem.config import EngineConfig
+from tandem.errors import EngineDeadError, InvalidRequestError, QueueFullError, TandemError
+from tandem.request import RequestOutput, TokenLogprobs
+from tandem.service import EngineService
+from tandem.triton_request import Ask, parse
+
+CANCEL_POLL_S = 0.02
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+CODES = {  # names: pb_utils gets its TritonError only after this module was loaded
+    InvalidRequestError: "INVALID_ARG",
+    QueueFullError: "UNAVAILABLE",
+    EngineDeadError: "UNAVAILABLE",
+}
+
+
+class TritonPythonModel:
+    """What Triton's Python backend loads."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Starts the engine; the model is unavailable with the error's text if that fails."""
+        locale.setlocale(locale.LC_ALL, "C.UTF-8")  # the stub's own is ASCII
+        config = engine_config(args)
+        logging.basicConfig(level=config.log_level.upper(), format="tandem: %(message)s")
+        self.service = EngineService(config)
+        self.active: dict[str, ResponseStream] = {}
+        self.stopping = threading.Event()
+        self.canceller = threading.Thread(target=self._watch_cancels, daemon=True)
+        self.canceller.start()
+
+    def is_ready(self) -> bool:
+        """Whether the engine takes requests (asked by Triton 2.67 and later)."""
+        return self.service.alive
+
+    def execute(self, requests: list[Any]) -> None:
+        """Hands every request over and returns at once."""
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                ask = parse(request)
+                stream = ResponseStream(sender, ask, self.active)
+                stream.begin(self.service)
+            except TandemError as error:
+                send_error(sender, error)
+
+    def finalize(self) -> None:
+        """Ends the engine; what is still running is answered UNAVAILABLE."""
+        self.stopping.set()
+        self.canceller.join()
+        self.service.stop()
+
+    def _watch_cancels(self) -> None:
+        """Clients may leave at any time: queued, prefilling or decoding."""
+        while not self.stopping.wait(CANCEL_POLL_S):
+            for request_id, stream in list(self.active.items()):
+                if stream.cancelled():
+                    self.service.abort(request_id)
+
+
+class ResponseStream:
+    """One request's answers on their way out."""
+
+    def __init__(self, sender: Any, ask: Ask, active: dict[str, ResponseStream]) -> None:
+        self.sender = sender
+        self.ask = ask
+        self.active = active
+        self.request_id = ""
+        self.over = False
+        self.noticed = False
+        self.pending: RequestOutput | None = None
+
+    def begin(self, service: EngineService) -> None:
+        """Submits the request. Its answers may arrive before this returns."""
+        self.request_id = service.submit(self.ask.prompt, self.ask.params, self)
+        self.active[self.request_id] = self
+        if self.over:
+            self.active.pop(self.request_id, None)
+
+    def cancelled(self) -> bool:
+        """True once: when the client has just been found gone."""
+        if self.noticed or self.over or not self.sender.is_cancelled():
+            return False
+        self.noticed = True
+        return True
+
+    def on_output(self, output: RequestOutput) -> None:
+        """Sends what a step brought, or keeps it for later."""
+        if self.pending is not None:
+            self.pending.merge(output)
+            output = self.pending
+        if output.finish_reason == "abort":
+            self._end()
+            send_cancelled(self.sender)
+            return
+        if not output.finished and (not self.ask.stream or not self._shows_something(output)):
+            self.pending = output
+            return
+        self.pending = None
+        response = pb_utils.InferenceResponse(output_tensors(output, self.ask))
+        if output.finished:
+            self._end()
+            self.sender.send(response, flags=FINAL)
+        else:
+            self.sender.send(response)
+
+    def on_error(self, error: TandemError) -> None:
+        """Answers with the error and ends."""
+        self._end()
+        send_error(self.sender, error)
+
+    def _shows_something(self, output: RequestOutput) -> bool:
+        return bool(output.text) or "return_output_ids" in self.ask.wanted
+
+    def _end(self) -> None:
+        self.over = True
+        self.active.pop(self.request_id, None)
+
+
+def engine_config(args: dict[str, str]) -> EngineConfig:
+    """The parameters of config.pbtxt, checked."""
+    parameters = json.loads(args["model_config"]).get("parameters", {})
+    values = {key: value["string_value"] for key, value in parameters.items()}
+    base = Path(args["model_repository"]) / args["model_version"]
+    return EngineConfig.from_triton_parameters(values, base)
+
+
+def send_error(sender: Any, error: TandemError) -> None:
+    """The error's sentence with its code, and the final flag."""
+    _send_failure(sender, str(error), CODES.get(type(error), "INTERNAL"))
+
+
+def send_cancelled(sender: Any) -> None:
+    """The answer to a request that its client took back."""
+    _send_failure(sender, "The request was cancelled.", "CANCELLED")
+
+
+def _send_failure(sender: Any, text: str, code: str) -> None:
+    error = pb_utils.TritonError(text, getattr(pb_utils.TritonError, code))
+    response = pb_utils.InferenceResponse([], error=error)
+    sender.send(response, flags=FINAL)
+
+
+def output_tensors(output: RequestOutput, ask: Ask) -> list[Any]:
+    """The text and whatever else was asked for; speculation totals come at the end."""
+    wanted = ask.wanted
+    tensors = [_strings("text_output", ask.prepend + output.text)]
+    if "return_finish_reason" in wanted:
+        tensors.append(_strings("finish_reason", str(output.finish_reason)))
+    if "return_cumulative_logprob" in wanted:
+        tensors.append(_numbers("cumulative_logprob", [output.cumulative_logprob], np.float32))
+    if "return_logprobs" in wanted:
+        tensors.append(_strings("logprobs", json.dumps([_entry(e) for e in output.logprobs])))
+    if "return_num_input_tokens" in wanted:
+        tensors.append(_numbers("num_input_tokens", [output.num_prompt_tokens], np.uint32))
+    if "return_num_output_tokens" in wanted:
+        tensors.append(_numbers("num_output_tokens", [len(output.token_ids)], np.uint32))
+    if "return_output_ids" in wanted:
+        tensors.append(_numbers("output_ids", output.token_ids, np.int32))
+    if "return_speculation_stats" in wanted:
+        tensors += _speculation_tensors(output, "return_output_ids" in wanted)
+    return tensors
+
+
+def _speculation_tensors(output: RequestOutput, with_ids: bool) -> list[Any]:
+    tensors = [_numbers("output_drafted", output.drafted, np.bool_)] if with_ids else []
+    if output.finished:
+        stats = output.stats
+        tensors += [
+            _numbers("acceptance_rate", [stats.acceptance_rate], np.float32),
+            _numbers("total_draft_tokens", [stats.drafted], np.int32),
+            _numbers("total_accepted_draft_tokens", [stats.accepted], np.int32),
+            _numbers("num_rounds", [stats.rounds], np.int32),
+        ]
+    return tensors
+
+
+def _entry(logprobs: TokenLogprobs) -> dict[str, dict[str, Any]]:
+    return {
+        str(token): {"logprob": value, "rank": rank, "decoded_token": text}
+        for token, (value, rank, text) in logprobs.entries.items()
+    }
+
+
+def _strings(name: str, text: str) -> Any:
+    return pb_utils.Tensor(name, np.array([text.encode()], dtype=np.object_))
+
+
+def _numbers(name: str, values: Any, dtype: Any) -> Any:
+    return pb_utils.Tensor(name, np.array(values, dtype=dtype))

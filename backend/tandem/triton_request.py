@@ -1,0 +1,126 @@
+"""Reads a Triton request: tensors, or the request's own parameters, to a prompt and its options."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from tandem.errors import InvalidRequestError
+from tandem.request import SamplingParams
+
+FLAGS = (
+    "return_finish_reason",
+    "return_cumulative_logprob",
+    "return_logprobs",
+    "return_num_input_tokens",
+    "return_num_output_tokens",
+    "return_speculation_stats",
+    "return_output_ids",
+)
+INTERNAL_PREFIX = "triton_"  # parameters that Triton's own front ends add
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a client asked for."""
+
+    prompt: str | list[int]
+    params: SamplingParams
+    stream: bool
+    prepend: str
+    """Text put before the first output: the prompt, unless excluded or streamed."""
+    wanted: frozenset[str]
+    """The `return_…` flags that are set."""
+
+
+def parse(request: Any) -> Ask:
+    """Reads one request. Raises `InvalidRequestError`, one sentence."""
+    if _tensor(request, "image") is not None:
+        raise InvalidRequestError("This model reads text only: leave out the input 'image'.")
+    prompt = _prompt(request)
+    stream = _flag(request, "stream") or False
+    exclude = _flag(request, "exclude_input_in_output")
+    if stream and exclude is False:
+        raise InvalidRequestError(
+            "exclude_input_in_output is false, but when streaming the prompt cannot be put before "
+            "the output: set it to true or leave it out."
+        )
+    wanted = frozenset(flag for flag in FLAGS if _flag(request, flag))
+    prepend = prompt if isinstance(prompt, str) and not stream and not exclude else ""
+    return Ask(prompt, _params(request, wanted), stream, prepend, wanted)
+
+
+def _prompt(request: Any) -> str | list[int]:
+    text, ids = _tensor(request, "text_input"), _tensor(request, "input_ids")
+    if (text is None) == (ids is None):
+        raise InvalidRequestError("Send the prompt as 'text_input' or as 'input_ids', one of them.")
+    if ids is not None:
+        return [int(token) for token in ids.reshape(-1)]
+    prompt = _text(text, "text_input")
+    if not prompt:
+        raise InvalidRequestError("The input 'text_input' is empty: send a prompt.")
+    return prompt
+
+
+def _params(request: Any, wanted: frozenset[str]) -> SamplingParams:
+    values = _sampling_values(request)
+    draft = _tensor(request, "num_draft_tokens")
+    if draft is not None:
+        values["num_draft_tokens"] = int(_one(draft, "num_draft_tokens"))
+    needs_logprobs = wanted & {"return_logprobs", "return_cumulative_logprob"}
+    if needs_logprobs and values.get("logprobs") is None:
+        values["logprobs"] = 0
+    return SamplingParams(**values)
+
+
+def _sampling_values(request: Any) -> dict[str, Any]:
+    """The tensor's JSON; without the tensor, the request's parameters."""
+    tensor = _tensor(request, "sampling_parameters")
+    if tensor is None:
+        given = json.loads(request.parameters() or "{}")
+        return {k: v for k, v in given.items() if not k.startswith(INTERNAL_PREFIX)}
+    text = _text(tensor, "sampling_parameters")
+    try:
+        values = json.loads(text) if text.strip() else {}
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise InvalidRequestError(
+            f"The input 'sampling_parameters' is not JSON ({error}): send an object such as "
+            '{"max_tokens": 64}.'
+        ) from None
+    if not isinstance(values, dict):
+        raise InvalidRequestError(
+            "The input 'sampling_parameters' must be a JSON object such as {\"max_tokens\": 64}."
+        )
+    return values
+
+
+def _tensor(request: Any, name: str) -> Any:
+    tensor = pb_utils.get_input_tensor_by_name(request, name)
+    return None if tensor is None else tensor.as_numpy()
+
+
+def _one(values: Any, name: str) -> Any:
+    flat = values.reshape(-1)
+    if flat.size != 1:
+        raise InvalidRequestError(f"The input {name!r} has {flat.size} elements: send one.")
+    return flat[0]
+
+
+def _flag(request: Any, name: str) -> bool | None:
+    values = _tensor(request, name)
+    return None if values is None else bool(_one(values, name))
+
+
+def _text(values: Any, name: str) -> str:
+    raw = _one(values, name)
+    if isinstance(raw, str):
+        return raw
+    try:
+        return str(raw, "utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(
+            f"The input {name!r} is not UTF-8 (byte {error.start}): encode the text as UTF-8."
+        ) from None
