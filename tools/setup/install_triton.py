@@ -49,6 +49,8 @@ def main(target: Path) -> None:
     if (target / "installed").is_file() and (target / "installed").read_text() == stamp:
         return
     print(f"Installing Triton Inference Server into {target}", flush=True)
+    for left_by_a_killed_run in target.parent.glob(f"{target.name}.*"):
+        shutil.rmtree(left_by_a_killed_run)
     # Beside the target, so that the last step is a rename: an interrupted run leaves no half.
     with TemporaryDirectory(prefix=f"{target.name}.", dir=target.parent) as scratch:
         download(Path(scratch) / "wheel")

@@ -11,5 +11,5 @@ trap 'rm -rf "$scratch"' EXIT
 {
     echo "# Every package of the development environment. Written by: make lock"
     # A local version (+cpu) names one build of torch; any build of that version will do.
-    "$scratch/venv/bin/pip" freeze --exclude tandem | sed 's/+[a-z0-9.]*$//'
+    "$scratch/venv/bin/pip" freeze --all --exclude pip --exclude tandem | sed 's/+[a-z0-9.]*$//'
 } >requirements.lock

@@ -1,0 +1,77 @@
+"""The models of a repository: their parameters and the checkpoints these name."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from tandem.config import EngineConfig
+from tandem.doctor.finding import Finding, Level, failure, ok
+from tandem.errors import TandemError
+from tandem.serving.model_config import ServedModel, read_model
+
+_MODEL_KEYS: Final = ("model", "draft_model")
+
+
+def examine_models(repository: Path, names: Sequence[str] | None) -> Iterator[Finding]:
+    present = sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
+    if not present:
+        remedy = "name one with --model-repository"
+        yield failure("models", f"{repository} is no model repository", remedy)
+    for name in names or present:
+        if name not in present:
+            yield failure(name, f"not in {repository}", f"choose one of {', '.join(present)}")
+            continue
+        yield from _examine(repository / name)
+
+
+def _examine(folder: Path) -> Iterator[Finding]:
+    try:
+        model = read_model(folder)
+        if not (model.version_folder / "model.py").is_file():
+            yield failure(folder.name, f"{model.version_folder} holds no model.py", "restore it")
+        config = EngineConfig.from_triton_parameters(model.parameters, model.version_folder)
+        yield ok(folder.name, f"parameters are valid, speculation by {config.method}")
+        yield from _checkpoints(model, config)
+    except TandemError as error:
+        yield failure(folder.name, str(error), "")
+
+
+def _checkpoints(model: ServedModel, config: EngineConfig) -> Iterator[Finding]:
+    from tandem.assembly import check_same_vocabulary, read_draft_config
+    from tandem.models.config import read_model_config
+    from tandem.tokenizer import Tokenizer
+
+    folders = {key: getattr(config, key) for key in _MODEL_KEYS}
+    findings = [_weights(f"{model.name}: {key}", each) for key, each in folders.items() if each]
+    yield from findings
+    if any(finding.level is Level.FAILURE for finding in findings):
+        return
+    if config.method == "draft_model":
+        read_draft_config(config, read_model_config(config.model))
+        check_same_vocabulary(config, Tokenizer(config.model))
+        yield ok(f"{model.name}: vocabulary", "draft and target agree")
+
+
+def _weights(subject: str, folder: Path) -> Finding:
+    """Every tensor that the decoder needs is there, in its shape; data is not read."""
+    from safetensors import SafetensorError, safe_open
+
+    from tandem.models.config import read_model_config
+    from tandem.models.loader import checkpoint_map, safetensors_files
+
+    shapes: dict[str, Any] = {}
+    for path in safetensors_files(folder):
+        try:
+            with safe_open(path, framework="numpy") as tensors:
+                names = tensors.keys()
+                shapes |= {name: tensors.get_slice(name).get_shape() for name in names}
+        except (SafetensorError, OSError) as error:
+            return failure(subject, f"{path} cannot be read ({error})", "restore the file")
+    config = read_model_config(folder)
+    for name, slot in checkpoint_map(config).items():
+        if name not in shapes or shapes[name][0] != slot.rows:
+            has = f"the shape {shapes[name]}" if name in shapes else "no such tensor"
+            text = f"{name} should have {slot.rows} rows, but {folder} has {has}"
+            return failure(subject, text, "use weights that belong to config.json")
+    size = sum(path.stat().st_size for path in safetensors_files(folder)) / 2**20
+    return ok(subject, f"{config.family}, {config.num_layers} layers, {size:.0f} MiB, complete")

@@ -1,0 +1,131 @@
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tandem.serving.processes import IDENTITY
+from tests.serving.models import BROKEN, ECHO, write_model
+
+TANDEM = [sys.executable, "-m", "tandem.cli"]
+FREE_PORTS = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+
+
+@contextmanager
+def serving(repository: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """`tandem serve` of the echo model in a process group of its own, as a shell starts it."""
+    command = [*TANDEM, "serve", "--model", "echo", "--model-repository", str(repository)]
+    process = subprocess.Popen(
+        [*command, *FREE_PORTS, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        process_group=0,
+    )
+    alarm = threading.Timer(60, process.kill)  # a server that hangs must not hang the tests
+    alarm.start()
+    try:
+        yield process
+    finally:
+        alarm.cancel()
+        process.kill()
+        process.wait()
+
+
+def read_until(process: subprocess.Popen[str], text: str) -> str:
+    assert process.stdout is not None
+    read = ""
+    for line in process.stdout:
+        read += line
+        if text in line:
+            return read
+    raise AssertionError(f"ended before {text!r}: {read}")
+
+
+def tritons_of(repository: Path) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if str(repository) in " ".join(process.info["cmdline"] or []):
+            found.append(process)
+    return found
+
+
+def tritonserver(process: subprocess.Popen[str]) -> psutil.Process:
+    children = psutil.Process(process.pid).children()
+    return next(child for child in children if IDENTITY in child.environ())
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    write_model(tmp_path / "models", "echo", ECHO)
+    return tmp_path / "models"
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_serve_prints_a_curl_line_that_works_and_stops_on_a_signal(
+    repository: Path, number: signal.Signals
+) -> None:
+    with serving(repository) as process:
+        shown = read_until(process, "Ctrl-C stops the server.")
+        curl = re.search("^curl .*$", shown, re.M)
+        assert curl
+        answer = subprocess.run(curl[0], shell=True, capture_output=True, text=True, timeout=30)
+        assert '"text_output":"def fibonacci(n):"' in answer.stdout
+        os.killpg(process.pid, number)
+        os.killpg(process.pid, number)  # as from make, which passes its own signal on
+        assert process.wait(timeout=30) == 0
+    assert not tritons_of(repository)
+
+
+@pytest.mark.triton
+def test_serve_stops_while_loading(tmp_path: Path) -> None:
+    slow = "import time\n" + ECHO.replace("print(", "time.sleep(60); print(")
+    write_model(tmp_path / "models", "echo", slow)
+    with serving(tmp_path / "models", "--log", str(tmp_path / "log")) as process:
+        while (
+            not (tmp_path / "log").exists() or "ModelInstance" not in (tmp_path / "log").read_text()
+        ):
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=40) == 0
+    assert not tritons_of(tmp_path / "models")
+
+
+@pytest.mark.triton
+def test_serve_says_why_triton_ended(repository: Path, tmp_path: Path) -> None:
+    with serving(repository, "--log", str(tmp_path / "log")) as process:
+        read_until(process, "Ctrl-C stops the server.")
+        tritonserver(process).kill()
+        assert "killed by SIGKILL" in read_until(process, "tandem: ")
+        assert process.wait(timeout=30) == 1
+    assert not tritons_of(repository)
+
+
+@pytest.mark.triton
+def test_serve_says_why_a_model_does_not_load(repository: Path, tmp_path: Path) -> None:
+    write_model(repository, "broken", BROKEN)
+    with serving(repository, "--model", "broken", "--log", str(tmp_path / "log")) as process:
+        shown = read_until(process, "tandem: ")
+        assert "model 'broken' failed to load: ValueError: folder 'nowhere' holds" in shown
+        assert process.wait(timeout=30) == 1
+
+
+def test_a_wrong_repository_is_one_sentence(tmp_path: Path) -> None:
+    command = [*TANDEM, "serve", "--model-repository", str(tmp_path / "none")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert result.returncode == 1
+    assert result.stderr.startswith("tandem: The model repository")
+    assert result.stderr.count("\n") == 1
+
+
+def test_help_does_not_import_torch() -> None:
+    script = "import sys, tandem.cli; assert not {'torch', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=30)
