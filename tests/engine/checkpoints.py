@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -66,4 +68,17 @@ def make_checkpoint(
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     write_tokenizer(folder, vocab_size)
+    return folder
+
+
+def perturb_checkpoint(source: Path, folder: Path, *, noise: float, seed: int = 0) -> Path:
+    """A copy of `source` whose weights are off by `noise` of their own spread."""
+    shutil.copytree(source, folder)
+    generator = torch.Generator().manual_seed(seed)
+    for path in folder.glob("*.safetensors"):
+        weights = load_file(path)
+        for weight in weights.values():
+            offset = torch.randn(weight.shape, generator=generator)
+            weight.add_(offset * weight.std() * noise)
+        save_file(weights, path, {"format": "pt"})
     return folder

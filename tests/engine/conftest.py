@@ -1,0 +1,52 @@
+"""Tiny checkpoints, made once a session, and engines over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem import Engine, EngineConfig
+from tests.engine.checkpoints import make_checkpoint, perturb_checkpoint
+
+SHARPNESS = 3.0  # the most likely token has a probability of 0.4 on average
+ENGINE_DEFAULTS = {"device": "cpu", "num_threads": 1, "kv_cache_memory": "4MiB", "seed": 0}
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama with 96 tokens, 256 positions and no end of sequence."""
+    return make_checkpoint(tmp_path_factory.mktemp("target"), seed=1, scale=SHARPNESS)
+
+
+@pytest.fixture(scope="session")
+def good_draft(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target with slightly different weights: most drafted tokens are kept, not all."""
+    folder = tmp_path_factory.mktemp("drafts") / "good"
+    return perturb_checkpoint(target, folder, noise=0.03)
+
+
+@pytest.fixture(scope="session")
+def bad_draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that has nothing to do with the target, smaller and of another family."""
+    folder = tmp_path_factory.mktemp("drafts") / "bad"
+    return make_checkpoint(
+        folder, "qwen2", seed=2, scale=SHARPNESS, hidden_size=32, num_hidden_layers=1
+    )
+
+
+@pytest.fixture
+def engine(target: Path) -> Iterator[Callable[..., Engine]]:
+    """Makes engines over the target; each is shut down, and its KV checked, after the test."""
+    made: list[Engine] = []
+
+    def make(**parameters: Any) -> Engine:
+        values = {"model": target} | ENGINE_DEFAULTS | parameters
+        made.append(Engine(EngineConfig(**values)))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.shutdown()
