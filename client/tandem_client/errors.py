@@ -73,10 +73,7 @@ _BY_CODE: dict[str, type[TandemError]] = {
     )
 }
 
-# Triton 2.51's generate endpoints answer 400 for every error of a model, whatever its own code:
-# only gRPC tells a full queue from a bad request by its type.
 _BY_STATUS: dict[int, type[TandemError]] = {
-    400: InvalidArgument,
     404: NotFound,
     408: DeadlineExceeded,
     429: Unavailable,
@@ -86,6 +83,16 @@ _BY_STATUS: dict[int, type[TandemError]] = {
     503: Unavailable,
     504: DeadlineExceeded,
 }
+
+# What tells the kind of an error that came without a code.
+_BY_WORDS: tuple[tuple[str, type[TandemError]], ...] = (
+    ("unknown model", NotFound),
+    ("was cancelled", Cancelled),
+    ("try again", Unavailable),
+    ("send the request again", Unavailable),
+    ("being unloaded", Unavailable),
+    ("stub process", ServerError),
+)
 
 
 def from_grpc(code: str, sentence: str) -> TandemError:
@@ -97,18 +104,25 @@ def from_grpc(code: str, sentence: str) -> TandemError:
 
 
 def from_http(status: int, sentence: str) -> TandemError:
-    """The error for an HTTP status of 400 or more."""
+    """The error for an HTTP status of 400 or more.
+
+    Triton's generate endpoints answer 400 for every error of a model, whatever its code.
+    """
+    if status == 400:
+        return from_sentence(sentence, answering=False)
     return _BY_STATUS.get(status, ServerError)(sentence or f"the server answered HTTP {status}")
 
 
-def from_sentence(sentence: str) -> TandemError:
-    """The error for a gRPC answer that carries a sentence without a code.
+def from_sentence(sentence: str, *, answering: bool) -> TandemError:
+    """The error for a sentence without a code, as on Triton's streams.
 
-    Triton refuses so what never reaches a model: an unknown model or a malformed tensor.
+    What is wrong with a request shows before its first token: `answering` says that one came.
     """
-    if "unknown model" in sentence:
-        return NotFound(sentence)
-    return InvalidArgument(sentence)
+    text = sentence.lower()
+    for words, error in _BY_WORDS:
+        if words in text:
+            return error(sentence)
+    return (ServerError if answering else InvalidArgument)(sentence)
 
 
 def unreachable(cause: Exception) -> TandemError:

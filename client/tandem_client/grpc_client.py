@@ -1,11 +1,10 @@
 """Clients over gRPC: one bidirectional stream a request, all on one channel.
 
-`tritonclient`'s own client holds a single stream an object, and an error in it carries no code.
-Here every request is a call of its own on the stub that `tritonclient` generates: it is cancelled
-alone, and with Triton's `triton_grpc_error` mode its error ends the call with the right status.
+`tritonclient`'s own client holds a single stream an object. Here every request is a call of its
+own on the stub that `tritonclient` generates, so each is cancelled alone.
 """
 
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Generator, Iterator, Mapping
 
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
@@ -20,17 +19,32 @@ _READY_TIMEOUT = 5.0  # seconds
 _CUT_OFF = "the stream ended before the answer was complete"
 
 
-def _metadata(headers: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
-    return (("triton_grpc_error", "true"), *(headers or {}).items())
+def _metadata(headers: Mapping[str, str] | None, status_codes: bool) -> tuple[tuple[str, str], ...]:
+    mode = (("triton_grpc_error", "true"),) if status_codes else ()
+    return (*mode, *(headers or {}).items())
 
 
-def _decode(response: service_pb2.ModelStreamInferResponse) -> tuple[Chunk | None, bool]:
-    """A chunk, if the response carries one, and whether it is the final response."""
-    if response.error_message:
-        raise errors.from_sentence(response.error_message)
-    answer = response.infer_response
-    final = answer.parameters["triton_final_response"].bool_param
-    return (to_chunk(proto_outputs(answer)) if answer.outputs else None), final
+class _Decoder:
+    """Turns one call's responses into chunks and notices how it ended."""
+
+    def __init__(self) -> None:
+        self._answering = False
+        self._final = False
+
+    def decode(self, response: service_pb2.ModelStreamInferResponse) -> Iterator[Chunk]:
+        """The chunk of a response, if it carries one."""
+        if response.error_message:
+            raise errors.from_sentence(response.error_message, answering=self._answering)
+        answer = response.infer_response
+        self._final = answer.parameters["triton_final_response"].bool_param
+        if answer.outputs:
+            self._answering = True
+            yield to_chunk(proto_outputs(answer))
+
+    def end(self) -> None:
+        """Check, when the call is over, that the answer was complete."""
+        if not self._final:
+            raise errors.Unavailable(_CUT_OFF)
 
 
 def _translate(error: grpc.RpcError) -> errors.TandemError:
@@ -42,6 +56,10 @@ class GrpcClient(Client):
 
     `details=False` asks only for what Triton's vLLM backend knows. `headers` go with every
     request; `credentials` make the channel a TLS channel.
+
+    An error on Triton's streams is a sentence without a code, and its type is told from the words.
+    `status_codes=True` asks Triton for the code too: not with Triton 2.51, whose server crashes in
+    that mode.
     """
 
     def __init__(
@@ -52,9 +70,10 @@ class GrpcClient(Client):
         details: bool = True,
         headers: Mapping[str, str] | None = None,
         credentials: grpc.ChannelCredentials | None = None,
+        status_codes: bool = False,
     ) -> None:
         super().__init__(model, details)
-        self._metadata = _metadata(headers)
+        self._metadata = _metadata(headers, status_codes)
         self._channel = (
             grpc.secure_channel(url, credentials, options=_OPTIONS)
             if credentials
@@ -77,18 +96,15 @@ class GrpcClient(Client):
     def _open(self, fields: Fields, timeout: float | None) -> Generator[Chunk, None, None]:
         requests = iter([to_proto(self.model, fields)])
         call = self._stub.ModelStreamInfer(requests, timeout=timeout, metadata=self._metadata)
-        final = False
+        decoder = _Decoder()
         try:
             for response in call:
-                chunk, final = _decode(response)
-                if chunk:
-                    yield chunk
+                yield from decoder.decode(response)
         except grpc.RpcError as error:
             raise _translate(error) from None
         finally:
             call.cancel()
-        if not final:
-            raise errors.Unavailable(_CUT_OFF)
+        decoder.end()
 
 
 class AsyncGrpcClient(AsyncClient):
@@ -102,9 +118,10 @@ class AsyncGrpcClient(AsyncClient):
         details: bool = True,
         headers: Mapping[str, str] | None = None,
         credentials: grpc.ChannelCredentials | None = None,
+        status_codes: bool = False,
     ) -> None:
         super().__init__(model, details)
-        self._metadata = _metadata(headers)
+        self._metadata = _metadata(headers, status_codes)
         self._channel = (
             grpc.aio.secure_channel(url, credentials, options=_OPTIONS)
             if credentials
@@ -127,15 +144,13 @@ class AsyncGrpcClient(AsyncClient):
     async def _open(self, fields: Fields, timeout: float | None) -> AsyncGenerator[Chunk, None]:
         requests = iter([to_proto(self.model, fields)])
         call = self._stub.ModelStreamInfer(requests, timeout=timeout, metadata=self._metadata)
-        final = False
+        decoder = _Decoder()
         try:
             async for response in call:
-                chunk, final = _decode(response)
-                if chunk:
+                for chunk in decoder.decode(response):
                     yield chunk
         except grpc.RpcError as error:
             raise _translate(error) from None
         finally:
             call.cancel()
-        if not final:
-            raise errors.Unavailable(_CUT_OFF)
+        decoder.end()

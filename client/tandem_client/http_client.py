@@ -36,7 +36,7 @@ def _decode(data: str) -> Chunk:
     message: dict[str, Any] = json.loads(data)
     if "error" in message:
         # The status went out with the first response, so a later error has no code.
-        raise errors.ServerError(str(message["error"]))
+        raise errors.from_sentence(str(message["error"]), answering=True)
     return to_chunk(json_outputs(message))
 
 

@@ -36,19 +36,21 @@ class Service(service_pb2_grpc.GRPCInferenceServiceServicer):
         return service_pb2.ModelReadyResponse(ready=request.name == "tandem")
 
     def ModelStreamInfer(self, requests, context):
-        assert dict(context.invocation_metadata())["triton_grpc_error"] == "true"
+        with_codes = "triton_grpc_error" in dict(context.invocation_metadata())
         [request] = list(requests)
         names = [tensor.name for tensor in request.inputs]
         prompt = request.raw_input_contents[names.index("text_input")][4:].decode()
+        if prompt == "bad" and with_codes:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "say what, with a code")
         if prompt == "bad":
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "say what")
-        if prompt == "unknown":
-            yield service_pb2.ModelStreamInferResponse(error_message="Request for unknown model")
+            yield service_pb2.ModelStreamInferResponse(error_message="say what")
             return
         if prompt == "endless":
             context.add_callback(self.cancelled.set)
         yield answer(prompt, "None")
-        if prompt == "cut":
+        if prompt == "broken":
+            yield service_pb2.ModelStreamInferResponse(error_message="it broke")
+        if prompt in ("broken", "cut"):
             return
         if prompt == "endless":
             self.cancelled.wait(WAIT)

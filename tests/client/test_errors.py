@@ -39,9 +39,27 @@ def test_http_statuses(status, kind):
     assert type(errors.from_http(status, "why")) is kind
 
 
-def test_a_sentence_without_a_code():
-    assert type(errors.from_sentence("Request for unknown model: 'x'")) is errors.NotFound
-    assert type(errors.from_sentence("unexpected inference input")) is errors.InvalidArgument
+@pytest.mark.parametrize(
+    ("sentence", "kind"),
+    [
+        ("Request for unknown model: 'x' is not found", errors.NotFound),
+        ("1024 requests are waiting: try again later.", errors.Unavailable),
+        ("The engine's process ended: send the request again.", errors.Unavailable),
+        ("The model is being unloaded.", errors.Unavailable),
+        ("The request was cancelled.", errors.Cancelled),
+        ("Stub process 'tandem_0_0' is not healthy.", errors.ServerError),
+    ],
+)
+@pytest.mark.parametrize("answering", [True, False])
+def test_words_tell_the_kind_of_a_sentence_without_a_code(sentence, kind, answering):
+    assert type(errors.from_sentence(sentence, answering=answering)) is kind
+    assert type(errors.from_http(400, sentence)) is kind
+
+
+def test_other_sentences_blame_the_request_only_before_its_first_token():
+    sentence = "unexpected inference input 'x'"
+    assert type(errors.from_sentence(sentence, answering=False)) is errors.InvalidArgument
+    assert type(errors.from_sentence(sentence, answering=True)) is errors.ServerError
 
 
 def test_an_empty_sentence_names_the_code():

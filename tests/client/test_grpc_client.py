@@ -10,7 +10,7 @@ from tandem_client import (
     DeadlineExceeded,
     GrpcClient,
     InvalidArgument,
-    NotFound,
+    ServerError,
     Unavailable,
 )
 
@@ -35,12 +35,15 @@ def test_errors_are_typed(service):
     with GrpcClient(service.url) as client:
         with pytest.raises(InvalidArgument, match=r"^say what$"):
             client.generate("bad")
-        with pytest.raises(NotFound):
-            client.generate("unknown")
+        with pytest.raises(ServerError, match=r"^it broke$"):
+            client.generate("broken")
         with pytest.raises(Unavailable, match="before the answer was complete"):
             client.generate("cut")
         with pytest.raises(DeadlineExceeded):
             client.generate("endless", timeout=0.2)
+    coded = GrpcClient(service.url, status_codes=True)
+    with coded, pytest.raises(InvalidArgument, match="with a code"):
+        coded.generate("bad")
     with GrpcClient("localhost:1") as client:
         assert not client.is_ready()
         with pytest.raises(Unavailable, match="no connection to the server"):

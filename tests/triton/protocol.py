@@ -29,12 +29,7 @@ class Response(NamedTuple):
 
 
 class Refused(Exception):
-    """The server's error: the gRPC code's name and the sentence."""
-
-    def __init__(self, code: str, sentence: str) -> None:
-        super().__init__(f"{code}: {sentence}")
-        self.code = code
-        self.sentence = sentence
+    """The server's error; on Triton's streams it is a sentence without a code."""
 
 
 def tensors(values: Mapping[str, Any]) -> list[InferInput]:
@@ -70,9 +65,7 @@ def responses(
     """All responses to one request, the final one last; leaving early cancels it."""
     arrived: queue.Queue[tuple[InferResult | None, InferenceServerException | None]] = queue.Queue()
     client = InferenceServerClient(url)
-    client.start_stream(
-        lambda result, error: arrived.put((result, error)), headers={"triton_grpc_error": "true"}
-    )
+    client.start_stream(lambda result, error: arrived.put((result, error)))
     try:
         client.async_stream_infer(
             model,
@@ -84,8 +77,7 @@ def responses(
         while not final:
             result, error = arrived.get(timeout=WAIT)
             if error:
-                code = str(error.status()).removeprefix("StatusCode.")
-                raise Refused(code, error.message())
+                raise Refused(error.message())
             response = _response(result)
             final = response.final
             yield response
@@ -117,6 +109,11 @@ def stream(url: str, prompt: str | list[int], **keys: Any) -> list[Response]:
         "return_speculation_stats": True,
     }
     return list(responses(url, source | draft | asked))
+
+
+def last_of(answer: Iterable[Response]) -> dict[str, list[Any]]:
+    """The outputs of the last response that has any."""
+    return [response.outputs for response in answer if response.outputs][-1]
 
 
 def joined(answer: Iterable[Response], name: str) -> list[Any]:

@@ -68,12 +68,11 @@ def test_undeclared_keys_of_generate_are_parameters(urls):
 @pytest.mark.parametrize("in_tensor", [True, False])
 def test_an_unknown_key_is_named(urls, in_tensor):
     keys = {"max_tokens": 5, "temprature": 0.5}
-    with pytest.raises(Refused, match="temprature") as error:
+    with pytest.raises(Refused, match="temprature"):
         if in_tensor:
             ids(urls, sampling_parameters=json.dumps(keys))
         else:
             ids(urls, keys)
-    assert error.value.code == "INVALID_ARGUMENT"
 
 
 def test_every_key_of_the_contract_is_accepted(urls):

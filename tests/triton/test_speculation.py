@@ -3,7 +3,7 @@
 import pytest
 
 from tests.triton.conftest import PROMPT
-from tests.triton.protocol import joined, responses, sampling, stream
+from tests.triton.protocol import joined, last_of, responses, sampling, stream
 
 STATS = {
     "acceptance_rate",
@@ -27,25 +27,26 @@ def test_seeded_text_is_the_same_with_and_without(urls):
 
 
 def test_statistics_come_with_the_last_tokens(urls):
-    *others, last, final = stream(urls.grpc, PROMPT, max_tokens=64)
-    assert all(not STATS & set(response.outputs) for response in [*others, final])
-    assert set(last.outputs) >= STATS
-    [drafted] = last.outputs["total_draft_tokens"]
-    [accepted] = last.outputs["total_accepted_draft_tokens"]
-    [rounds] = last.outputs["num_rounds"]
+    answer = stream(urls.grpc, PROMPT, max_tokens=64)
+    last = last_of(answer)
+    assert set(last) >= STATS
+    assert all(len(joined(answer, name)) == 1 for name in STATS)
+    [drafted] = last["total_draft_tokens"]
+    [accepted] = last["total_accepted_draft_tokens"]
+    [rounds] = last["num_rounds"]
     assert 0 < accepted <= drafted
     assert 0 < rounds <= drafted
-    assert last.outputs["acceptance_rate"] == [pytest.approx(accepted / drafted)]
+    assert last["acceptance_rate"] == [pytest.approx(accepted / drafted)]
 
 
 def test_without_drafts_the_statistics_are_zero(urls):
-    *_, last, _ = stream(urls.grpc, PROMPT, max_tokens=16, k=0)
-    assert {name: last.outputs[name] for name in STATS} == {name: [0] for name in STATS}
+    last = last_of(stream(urls.grpc, PROMPT, max_tokens=16, k=0))
+    assert {name: last[name] for name in STATS} == {name: [0] for name in STATS}
 
 
 def test_a_draft_is_no_longer_than_the_request_allows(urls):
-    *_, last, _ = stream(urls.grpc, PROMPT, max_tokens=32, k=2)
-    assert last.outputs["total_draft_tokens"][0] <= 2 * last.outputs["num_rounds"][0]
+    last = last_of(stream(urls.grpc, PROMPT, max_tokens=32, k=2))
+    assert last["total_draft_tokens"][0] <= 2 * last["num_rounds"][0]
 
 
 def test_every_id_says_who_wrote_it(urls):
