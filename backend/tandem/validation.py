@@ -13,7 +13,7 @@ MISSING = "missing"
 def no_bool(value: Any) -> Any:
     """Refuses true and false where a number is due (pydantic would read them as 1 and 0)."""
     if isinstance(value, bool):
-        raise ValueError("must be a number, not true or false")
+        raise ValueError("Input should be a number, not true or false")
     return value
 
 
@@ -25,9 +25,10 @@ def sentences(error: ValidationError, kind: str) -> str:
         return f"Unknown {kind} {name!r}: remove it or correct its name."
     if problem["type"] == MISSING:
         return f"The {kind} {name!r} is missing: set it."
-    text = problem["msg"].removeprefix("Value error, ")
-    text = text.removeprefix("Input ").rstrip(".")
-    return f"The {kind} {name!r} is {_short(problem['input'])}, but {text.replace('should', 'it must', 1)}."
+    text = problem["msg"].removeprefix("Value error, ").rstrip(".")
+    _, should, demand = text.partition(" should ")
+    reason = f"it must {demand}" if should else f"it cannot be read: {text}"
+    return f"The {kind} {name!r} is {_short(problem['input'])}, but {reason}."
 
 
 def _short(value: Any) -> str:
