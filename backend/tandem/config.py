@@ -44,9 +44,9 @@ class EngineConfig(BaseModel):
     """Token budget of one step, prefill and decode together."""
     max_queue_size: Annotated[Count, Field(ge=1)] = 1024
     """Most requests waiting for a place; one more is refused."""
-    kv_cache_memory: ByteSize | None = None
+    kv_cache_memory: Annotated[ByteSize, BeforeValidator(no_bool), Field(gt=0)] | None = None
     """Bytes for both KV caches, as in `512MiB`; None: sized from the device's free memory."""
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    gpu_memory_utilization: Annotated[float, BeforeValidator(no_bool), Field(gt=0, le=1)] = 0.9
     block_size: Annotated[Count, Field(ge=1, le=256)] = 16
     """Tokens a KV block holds."""
     enable_prefix_caching: bool = True
@@ -63,7 +63,7 @@ class EngineConfig(BaseModel):
     """`coupled` for requests without a seed too; requests with a seed are always coupled."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
-    def __init__(self, **parameters: Any) -> None:
+    def __init__(self, /, **parameters: Any) -> None:
         try:
             super().__init__(**parameters)
         except ValidationError as error:

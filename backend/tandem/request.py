@@ -47,7 +47,7 @@ class SamplingParams(BaseModel):
     presence_penalty: Annotated[Float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[Float, Field(ge=-2, le=2)] = 0.0
     repetition_penalty: Annotated[Float, Field(gt=0, le=100)] = 1.0
-    logit_bias: dict[Annotated[int, Field(ge=0)], Annotated[Float, Field(ge=-100, le=100)]] = {}
+    logit_bias: dict[Annotated[Int, Field(ge=0)], Annotated[Float, Field(ge=-100, le=100)]] = {}
     logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
     n: Annotated[Int, Field(ge=1, le=1)] = 1
     bad_words: list[Annotated[str, Field(min_length=1)]] = []
@@ -56,7 +56,7 @@ class SamplingParams(BaseModel):
     num_draft_tokens: Annotated[Int, Field(ge=0)] | None = None
     """Most drafted tokens a round for this request; 0: no speculation; None: the engine's."""
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, /, **values: Any) -> None:
         try:
             super().__init__(**values)
         except ValidationError as error:
