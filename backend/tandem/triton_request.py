@@ -85,7 +85,7 @@ def _sampling_values(request: Any) -> dict[str, Any]:
     text = _text(tensor, "sampling_parameters")
     try:
         values = json.loads(text) if text.strip() else {}
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # not all of json's errors are its own
         raise InvalidRequestError(
             f"The input 'sampling_parameters' is not JSON ({error}): send an object such as "
             '{"max_tokens": 64}.'
