@@ -6,6 +6,9 @@ MODEL ?= tandem
 HTTP_PORT ?= 8000
 GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
+OVERRIDES = $(if $(METHOD),--set speculative_method=$(METHOD))
+# A method of speculation instead of the model's own, for example: make demo METHOD=ngram
+METHOD ?=
 # Arguments for the demo and for pytest, for example: make test ARGS="-k serving -x"
 ARGS ?=
 
@@ -17,10 +20,10 @@ setup: ## make .venv and .triton, or nothing when they are up to date
 
 serve: setup ## serve MODEL on HTTP_PORT, GRPC_PORT and METRICS_PORT until Ctrl-C
 	@$(BIN)/tandem serve --model $(MODEL) --http-port $(HTTP_PORT) \
-		--grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT)
+		--grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT) $(OVERRIDES)
 
 demo: setup ## start a server on free ports and compare plain with speculative decoding
-	@$(BIN)/tandem demo --model $(MODEL) $(ARGS)
+	@$(BIN)/tandem demo --model $(MODEL) $(OVERRIDES) $(ARGS)
 
 test: setup ## run every test; those that need a GPU are skipped without one
 	@$(BIN)/python -m pytest $(ARGS)

@@ -28,6 +28,10 @@ Triton = Annotated[
     Path | None, typer.Option(help="The tritonserver binary; found by itself when not given.")
 ]
 Log = Annotated[Path | None, typer.Option(help="Triton's log; a temporary file when not given.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the engine; repeatable."),
+]
 Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for other machines too.")]
 
 
@@ -43,25 +47,28 @@ def serve(
     http_port: Annotated[int, _port("HTTP")] = 8000,
     grpc_port: Annotated[int, _port("gRPC")] = 8001,
     metrics_port: Annotated[int, _port("Metrics")] = 8002,
+    set_: Settings = None,
     triton: Triton = None,
     log: Log = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show Triton's log.")] = False,
 ) -> None:
     """Serve models in the foreground until Ctrl-C."""
     from tandem.serving.foreground import serve as serve_in_foreground
+    from tandem.serving.overrides import overridden
     from tandem.serving.server import ServerOptions
 
-    options = ServerOptions(
-        model_repository=model_repository,
-        models=tuple(model),
-        host=host,
-        http_port=http_port,
-        grpc_port=grpc_port,
-        metrics_port=metrics_port,
-        triton=triton,
-        log_path=log,
-    )
-    serve_in_foreground(options, Console(), verbose)
+    with overridden(model_repository, model, _settings(set_)) as repository:
+        options = ServerOptions(
+            model_repository=repository,
+            models=tuple(model),
+            host=host,
+            http_port=http_port,
+            grpc_port=grpc_port,
+            metrics_port=metrics_port,
+            triton=triton,
+            log_path=log,
+        )
+        serve_in_foreground(options, Console(), verbose)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -69,6 +76,7 @@ def demo(
     context: typer.Context,
     model: Annotated[str, typer.Option(help="Model to load.")] = "tandem",
     model_repository: Repository = Path("model_repository"),
+    set_: Settings = None,
     triton: Triton = None,
 ) -> None:
     """Start a server on free ports and show speculative decoding at work.
@@ -76,10 +84,13 @@ def demo(
     Further options go to the demo: python -m tandem_client.demo --help.
     """
     from tandem.serving.foreground import demo as run_demo
+    from tandem.serving.overrides import overridden
     from tandem.serving.server import ServerOptions
 
-    options = ServerOptions(model_repository, (model,), triton=triton)
-    raise typer.Exit(run_demo(options, context.args, Console()))
+    with overridden(model_repository, [model], _settings(set_)) as repository:
+        options = ServerOptions(repository, (model,), triton=triton)
+        code = run_demo(options, context.args, Console())
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -104,10 +115,7 @@ def generate(
     draft_model: Annotated[
         Path | None, typer.Option(help="Folder of the draft checkpoint.")
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any other parameter of the engine."),
-    ] = None,
+    set_: Settings = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Nucleus sampling.")] = 1.0,
@@ -119,10 +127,9 @@ def generate(
     """Stream completions from the engine itself, without a server."""
     from tandem.generate import run
 
-    parameters = dict(_key_value(item) for item in set_ or [])
-    parameters |= {"model": str(model.resolve())}
+    parameters = _settings(set_) | {"model": str(model.resolve())}
     if draft_model:
-        parameters |= {"draft_model": str(draft_model.resolve())}
+        parameters["draft_model"] = str(draft_model.resolve())
     sampling = {
         "max_tokens": max_tokens,
         "temperature": temperature,
@@ -134,11 +141,14 @@ def generate(
     run(texts, parameters, sampling)
 
 
-def _key_value(item: str) -> tuple[str, str]:
-    key, equals, value = item.partition("=")
-    if not equals:
-        raise typer.BadParameter(f"'{item}' is not KEY=VALUE.", param_hint="--set")
-    return key.strip(), value
+def _settings(items: list[str] | None) -> dict[str, str]:
+    settings = {}
+    for item in items or []:
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"'{item}' is not KEY=VALUE.", param_hint="--set")
+        settings[key.strip()] = value
+    return settings
 
 
 def main() -> None:

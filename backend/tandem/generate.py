@@ -33,7 +33,8 @@ def run(prompts: Sequence[str], parameters: dict[str, str], sampling: dict[str, 
                 last = output
             print()
             if last:
-                notes.print(_figures(last, count, time.perf_counter() - began), style="dim")
+                seconds = time.perf_counter() - began
+                notes.print(_figures(last, count, seconds), style="dim", soft_wrap=True)
     sys.stdout.flush()
 
 

@@ -114,15 +114,18 @@ def test_models_that_were_not_asked_for_stay_unloaded(repository: Path) -> None:
         assert echo(server, "still here") == "still here"
 
 
-def test_the_server_ends_with_a_killed_owner(repository: Path) -> None:
+def test_the_server_ends_with_a_killed_owner(repository: Path, tmp_path: Path) -> None:
     script = (
         "import sys, time; from pathlib import Path; from tandem.serving import *;"
-        "server = TritonServer(ServerOptions(Path(sys.argv[1]), ('echo',)));"
+        "server = TritonServer("
+        "    ServerOptions(Path(sys.argv[1]), ('echo',), log_path=Path(sys.argv[2])));"
         "server.start(); print(server.identity, flush=True); server.wait_ready(60);"
         "print('ready', flush=True); time.sleep(99)"
     )
     owner = subprocess.Popen(
-        [sys.executable, "-c", script, repository], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", script, repository, tmp_path / "log"],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert owner.stdout is not None
     identity = owner.stdout.readline().strip()

@@ -74,4 +74,4 @@ def _weights(subject: str, folder: Path) -> Finding:
             text = f"{name} should have {slot.rows} rows, but {folder} has {has}"
             return failure(subject, text, "use weights that belong to config.json")
     size = sum(path.stat().st_size for path in safetensors_files(folder)) / 2**20
-    return ok(subject, f"{config.family}, {config.num_layers} layers, {size:.0f} MiB, complete")
+    return ok(subject, f"{config.family}, {config.num_layers} layers, {size:.1f} MiB, complete")

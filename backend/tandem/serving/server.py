@@ -5,7 +5,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -101,7 +101,7 @@ class TritonServer:
         if self._process is not None:
             raise ServingError("This server was started before: make a new TritonServer.")
         options = self.options
-        _check_models(options)
+        check_models(options.model_repository, options.models)
         installation = find_installation(options.triton)
         self._ports = choose_ports(
             options.host, Ports(options.http_port, options.grpc_port, options.metrics_port)
@@ -189,20 +189,17 @@ def _temporary_log(identity: str) -> Path:
     return Path(tempfile.gettempdir()) / f"{identity}.log"
 
 
-def _check_models(options: ServerOptions) -> None:
-    """Triton reports a missing folder late and in many words."""
-    if not options.model_repository.is_dir():
+def check_models(repository: Path, models: Sequence[str]) -> None:
+    """Raises what Triton reports late and in many words: there is no such folder."""
+    if not repository.is_dir():
         raise ServingError(
-            f"The model repository {options.model_repository} is no folder: "
-            "name it with --model-repository."
+            f"The model repository {repository} is no folder: name it with --model-repository."
         )
-    for name in options.models:
-        if not (options.model_repository / name).is_dir():
-            present = sorted(
-                path.parent.name for path in options.model_repository.glob("*/config.pbtxt")
-            )
+    for name in models:
+        if not (repository / name / "config.pbtxt").is_file():
+            present = sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
             raise ServingError(
-                f"{options.model_repository} holds no model '{name}': "
+                f"{repository} holds no model '{name}': "
                 f"choose one of {', '.join(present) or 'none (it is empty)'}."
             )
 

@@ -1,0 +1,39 @@
+from pathlib import Path
+
+import pytest
+
+from tandem.serving import ServingError
+from tandem.serving.model_config import read_model
+from tandem.serving.overrides import overridden
+from tests.serving.models import ECHO, write_model
+
+CONFIG = """
+backend: "python"
+parameters { key: "model" value { string_value: "target" } }
+parameters { key: "dtype" value { string_value: "auto" } }
+"""
+
+
+def test_parameters_are_replaced_and_folders_still_found(tmp_path: Path) -> None:
+    write_model(tmp_path, "echo", ECHO, CONFIG)
+    (tmp_path / "echo" / "1" / "target").mkdir()
+    with overridden(tmp_path, ["echo"], {"dtype": "float32", "x": 'a "b" \\ ü'}) as repository:
+        model = read_model(repository / "echo")
+        assert model.parameters == {"model": "target", "dtype": "float32", "x": 'a "b" \\ ü'}
+        folder = model.path("model")
+        assert folder == (tmp_path / "echo" / "1" / "target").resolve()
+    assert not repository.exists()
+    assert read_model(tmp_path / "echo").parameters["dtype"] == "auto"
+
+
+def test_without_overrides_the_repository_is_served_as_it_is(tmp_path: Path) -> None:
+    with overridden(tmp_path, ["echo"], {}) as repository:
+        assert repository == tmp_path
+
+
+def test_an_unknown_model_is_named(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ServingError, match="no model 'echo'"),
+        overridden(tmp_path, ["echo"], {"a": "b"}),
+    ):
+        pass
