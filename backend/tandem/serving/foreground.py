@@ -1,6 +1,7 @@
 """`tandem serve` and `tandem demo`: a server that lives as long as its command."""
 
 import json
+import math
 import re
 import shutil
 import signal
@@ -21,6 +22,10 @@ from tandem.serving.model_config import read_model
 from tandem.serving.server import ServerOptions, TritonServer
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Lines of the log: all; the model's own; also Triton's errors and warnings.
+_ANYTHING: Final = re.compile("")
+_TANDEM: Final = re.compile("tandem: ")
+_TANDEM_OR_TROUBLE: Final = re.compile(r"tandem: |[EW]\d{4} ")
 _PROMPT: Final = "def fibonacci(n):"
 
 
@@ -78,6 +83,8 @@ def demo(options: ServerOptions, arguments: Sequence[str], console: Console) -> 
 def _start(server: TritonServer, console: Console) -> None:
     names = ", ".join(server.options.models) or "no model"
     began = time.monotonic()
+    if not console.is_terminal:
+        console.print(f"Triton is loading {names}")
     with console.status("") as status:
 
         def show() -> None:
@@ -85,7 +92,8 @@ def _start(server: TritonServer, console: Console) -> None:
 
         show()
         server.start()
-        server.wait_ready(tick=show)
+        # However long it takes: who waits in front of it can press Ctrl-C.
+        server.wait_ready(timeout=math.inf, tick=show)
     console.print(f"Triton serves {names}, ready after {time.monotonic() - began:.1f} s")
 
 
@@ -118,12 +126,12 @@ def _client() -> str:
 
 def _watch(server: TritonServer, console: Console, verbose: bool) -> None:
     """Shows what the log says, until the server ends."""
-    worth_showing = re.compile("" if verbose else r"[EW]\d{4} ")
     log = LogFollower(server.log_path)
-    if not verbose:
-        log.new_lines()  # what was said while loading is no news
-    while server.exit_code(timeout=0.25) is None:
+    worth_showing = _ANYTHING if verbose else _TANDEM  # Triton's warnings at start are no news
+    while True:
         for line in log.new_lines():
             if worth_showing.match(line):
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
-    raise ServingError(server.failure())
+        worth_showing = _ANYTHING if verbose else _TANDEM_OR_TROUBLE
+        if server.exit_code(timeout=0.25) is not None:
+            raise ServingError(server.failure())
