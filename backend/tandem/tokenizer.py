@@ -10,8 +10,8 @@ from tokenizers import Tokenizer as HFTokenizer
 from tandem.errors import CheckpointError
 
 REPLACEMENT = "\ufffd"
-CONTEXT_TOKENS = 6  # how many prompt tokens the first output token is decoded behind
-MAX_PENDING_TOKENS = 8  # a UTF-8 character has 4 bytes: more undecodable tokens are just invalid
+CONTEXT_TOKENS = 6  # how many prompt tokens, at least, the first output token is decoded behind
+UNFINISHED_TOKENS = 3  # a character has at most 4 bytes, so 3 tokens may want for the fourth
 
 
 class Tokenizer:
@@ -50,9 +50,16 @@ class TokenDecoder:
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], skip_special: bool) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
-        self._tokens = list(prompt[-CONTEXT_TOKENS:])
+        self._tokens = self._context(prompt)
         self._read = len(self._tokens)
         self._before = self._decode(self._tokens)
+
+    def _context(self, prompt: Sequence[int]) -> list[int]:
+        """The prompt's end, as much of it as shows something and starts with a whole character."""
+        count = CONTEXT_TOKENS
+        while count < len(prompt) and self._decode(prompt[-count:])[:1] in ("", REPLACEMENT):
+            count *= 2
+        return list(prompt[-count:])
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids, self._skip_special)
@@ -60,21 +67,24 @@ class TokenDecoder:
     def push(self, tokens: Sequence[int]) -> str:
         """Text that the new tokens complete; a character still missing bytes is held back."""
         self._tokens += tokens
-        text = self._decode(self._tokens)
-        pending = len(self._tokens) - self._read
-        if text.endswith(REPLACEMENT) and pending <= MAX_PENDING_TOKENS:
-            return ""
-        return self._take(text)
+        end = max(self._read, len(self._tokens) - UNFINISHED_TOKENS)
+        for whole in range(len(self._tokens), end, -1):
+            if not self._decode(self._tokens[:whole]).endswith(REPLACEMENT):
+                return self._take(whole)
+        return self._take(end)  # what is not yet a character by then never becomes one
 
     def flush(self) -> str:
         """What is still held back; missing bytes show as U+FFFD."""
-        return self._take(self._decode(self._tokens))
+        return self._take(len(self._tokens))
 
-    def _take(self, text: str) -> str:
-        new = text[len(self._before) :]
-        del self._tokens[: max(0, min(self._read, len(self._tokens) - CONTEXT_TOKENS))]
-        self._read = len(self._tokens)
-        self._before = self._decode(self._tokens)
+    def _take(self, end: int) -> str:
+        """Hands out the tokens up to `end`."""
+        new = self._decode(self._tokens[:end])[len(self._before) :]
+        # Text just shown is the context of what comes: it begins with a whole character.
+        past = slice(self._read) if new else slice(self._read, end)
+        del self._tokens[past]
+        self._read = end - len(range(end)[past])
+        self._before = self._decode(self._tokens[: self._read])
         return new
 
 
