@@ -101,7 +101,8 @@ class StopFinder:
         self._held += text
         found = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
-            at, stop = min(found)
+            # The first to be complete, so that it does not matter in which pieces text arrives.
+            at, stop = min(found, key=lambda hit: (hit[0] + len(hit[1]), hit[0]))
             shown = self._held[: at + len(stop) if self._include else at]
             self._held = ""
             return shown, True
