@@ -12,6 +12,7 @@ import queue
 import signal
 import sys
 import threading
+from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from tandem.engine import Engine
@@ -48,7 +49,8 @@ def _receive(connection: Connection, engine: Engine, inbox: Inbox) -> None:
         except (EOFError, OSError):
             os._exit(0)
         if isinstance(message, Submit) and isinstance(message.prompt, str):
-            message = message._replace(prompt=engine.tokenizer.encode(message.prompt))
+            with suppress(TandemError):  # the engine refuses it when its turn comes
+                message = message._replace(prompt=engine.tokenizer.encode(message.prompt))
         inbox.put(message)
 
 

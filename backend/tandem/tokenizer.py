@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer as HFTokenizer
 
-from tandem.errors import CheckpointError
+from tandem.errors import CheckpointError, InvalidRequestError
 
 REPLACEMENT = "\ufffd"
 CONTEXT_TOKENS = 6  # how many prompt tokens, at least, the first output token is decoded behind
@@ -31,11 +31,20 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids with the special tokens a prompt begins with."""
-        return self._tokenizer.encode(text).ids
+        return self._ids(text, True)
 
     def encode_plain(self, text: str) -> list[int]:
         """Token ids of the text alone."""
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        return self._ids(text, False)
+
+    def _ids(self, text: str, special: bool) -> list[int]:
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=special).ids
+        except TypeError:
+            raise InvalidRequestError(
+                "The prompt is not valid Unicode: it holds half a surrogate pair; send whole "
+                "characters."
+            ) from None
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
