@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -39,7 +40,7 @@ class OutputStream:
             finish_reason=request.finish_reason,
             num_prompt_tokens=request.num_prompt,
             cumulative_logprob=request.cumulative_logprob,
-            stats=request.stats,
+            stats=replace(request.stats),
         )
 
     def _commit(self, tokens: Sequence[int]) -> tuple[str, int]:
@@ -116,5 +117,5 @@ def aborted(request: Request) -> RequestOutput:
     reason: FinishReason = "abort"
     request.finish_reason = reason
     return RequestOutput(
-        request.id, finish_reason=reason, num_prompt_tokens=request.num_prompt, stats=request.stats
+        request.id, finish_reason=reason, num_prompt_tokens=request.num_prompt, stats=replace(request.stats)
     )
