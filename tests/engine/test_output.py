@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tandem import SamplingParams
 from tandem.tokenizer import Tokenizer
-from tests.engine.texts import byte_fallback, byte_level, eos_of, text_of, write
+from tests.engine.texts import byte_fallback, byte_level, eos_of, text_of, tokens_of, write
 
 TEXT = "stop there and stop here"
 SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=6)
@@ -42,7 +42,7 @@ def test_a_request_reads_the_same_however_many_tokens_a_step_verifies(
     one = write_text(text, (1,), kind(), **same)
     some = write_text(text, sizes, kind(), **same)
     assert text_of(one) == text_of(some)
-    assert sum((out.token_ids for out in one), []) == sum((out.token_ids for out in some), [])
+    assert tokens_of(one) == tokens_of(some)
 
 
 @pytest.mark.parametrize("size", [1, 3, 50])
@@ -57,7 +57,7 @@ def test_text_ends_at_a_stop_string(size, include, shown):
 
 def test_nothing_behind_the_token_that_completes_a_stop_string_counts():
     outputs = write_text(TEXT, [50], stop=["there"])
-    tokens = sum((out.token_ids for out in outputs), [])
+    tokens = tokens_of(outputs)
     assert byte_level().decode(tokens) == "stop there"
     assert len(outputs[-1].drafted) == len(outputs[-1].logprobs) == len(tokens)
 
@@ -103,7 +103,7 @@ def test_a_stop_token_ends_the_text_and_is_hidden(sizes, include):
     params = SamplingParams(stop_token_ids=[last], include_stop_str_in_output=include)
     outputs = write(byte_level(), [*tokens, *tokens], params, sizes)
     assert text_of(outputs) == ("the cat and" if include else "the cat")
-    assert sum((out.token_ids for out in outputs), []) == tokens
+    assert tokens_of(outputs) == tokens
     assert outputs[-1].finish_reason == "stop"
 
 
@@ -151,5 +151,5 @@ def test_a_stop_token_at_the_length_limit_is_a_stop():
 
 def test_the_last_token_of_a_run_is_the_targets_own():
     outputs = write_text("the cat and the dog", [3])
-    drafted = sum((out.drafted for out in outputs[:-1]), [])
+    drafted = [flag for out in outputs[:-1] for flag in out.drafted]
     assert drafted == [True, True, False] * (len(drafted) // 3)

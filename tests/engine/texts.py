@@ -116,3 +116,7 @@ def logprob(token: int) -> TokenLogprobs:
 
 def text_of(outputs: Sequence[RequestOutput]) -> str:
     return "".join(output.text for output in outputs)
+
+
+def tokens_of(outputs: Sequence[RequestOutput]) -> list[int]:
+    return [token for output in outputs for token in output.token_ids]
