@@ -117,5 +117,8 @@ def aborted(request: Request) -> RequestOutput:
     reason: FinishReason = "abort"
     request.finish_reason = reason
     return RequestOutput(
-        request.id, finish_reason=reason, num_prompt_tokens=request.num_prompt, stats=replace(request.stats)
+        request.id,
+        finish_reason=reason,
+        num_prompt_tokens=request.num_prompt,
+        stats=replace(request.stats),
     )
