@@ -59,14 +59,11 @@ class LogFollower:
     """Hands out the lines that were added to a log since the last look."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
+        # Held open: somebody may tidy up the folder for temporary files.
+        self._log = path.open("rb")
+        self._rest = b""
 
     def new_lines(self) -> list[str]:
-        with self._path.open("rb") as log:
-            log.seek(self._offset)
-            new = log.read()
         # A line that is still being written waits for its end.
-        whole = new[: new.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return whole.decode(errors="replace").splitlines()
+        *whole, self._rest = (self._rest + self._log.read()).split(b"\n")
+        return [line.decode(errors="replace") for line in whole]
