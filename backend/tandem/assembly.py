@@ -125,7 +125,9 @@ def choose_device(name: str) -> torch.device:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"device {name!r} cannot be used ({reason}): choose cpu or auto.") from None
+        raise ConfigError(
+            f"device {name!r} cannot be used ({reason}): choose cpu or auto."
+        ) from None
     return device
 
 

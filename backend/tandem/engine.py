@@ -15,13 +15,13 @@ import torch
 from tqdm import tqdm
 
 from tandem.assembly import build
+from tandem.attention.plan import Query
 from tandem.config import EngineConfig
 from tandem.drafting import Draft, Verdict
 from tandem.errors import InvalidRequestError
 from tandem.output import OutputStream, aborted, gather_logprobs
 from tandem.request import Request, RequestOutput, SamplingParams, TokenLogprobs
 from tandem.scheduler import StepPlan
-from tandem.attention.plan import Query
 from tandem.verification.verify import verify
 
 Prompt = str | Sequence[int]
@@ -154,7 +154,9 @@ class Engine:
         for chunk in plan.prefills:
             chunk.request.computed += chunk.length
             self.blocks.register(chunk.request)
-        for (request, _), tokens, verdict in zip(plan.decodes, draft.tokens, verdicts, strict=False):
+        for (request, _), tokens, verdict in zip(
+            plan.decodes, draft.tokens, verdicts, strict=False
+        ):
             self._count(request, len(tokens), verdict)
         outputs: list[RequestOutput] = []
         first = 0
@@ -216,7 +218,11 @@ class Engine:
     ) -> list[RequestOutput]:
         """Completes prompts (strings or lists of ids) and returns whole outputs, in order."""
         many = _as_prompts(prompts)
-        each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(many)
+        each = (
+            list(params)
+            if isinstance(params, Sequence)
+            else [params or SamplingParams()] * len(many)
+        )
         if len(each) != len(many):
             raise InvalidRequestError(
                 f"There are {len(many)} prompts but {len(each)} SamplingParams: give one for all "
@@ -239,7 +245,9 @@ class Engine:
     def _room(self) -> int:
         return self.config.max_queue_size - len(self.scheduler.waiting)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
         """Yields what each round adds to one completion; leaving early aborts it."""
         request_id = self.add_request(prompt, params or SamplingParams())
         try:

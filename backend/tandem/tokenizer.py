@@ -116,7 +116,10 @@ class StopFinder:
             self._held = ""
             return shown, True
         keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
-        shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        shown, self._held = (
+            self._held[: len(self._held) - keep],
+            self._held[len(self._held) - keep :],
+        )
         return shown, False
 
     def flush(self) -> str:

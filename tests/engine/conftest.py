@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tandem import Engine, EngineConfig
 from tests.engine.checkpoints import make_checkpoint, perturb_checkpoint
+
+torch.set_num_threads(1)  # tiny models: a second thread only waits for the first
 
 SHARPNESS = 3.0  # the most likely token has a probability of 0.4 on average
 ENGINE_DEFAULTS = {"device": "cpu", "num_threads": 1, "kv_cache_memory": "4MiB", "seed": 0}

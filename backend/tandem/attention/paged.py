@@ -66,7 +66,9 @@ class PagedAttention:
         """Stores key_value [T, kv_width]; query [T, heads, head_dim] to [T, heads * head_dim]."""
         data = self.cache.data[layer]
         data.index_copy_(0, self.layout.slots, key_value)
-        parts = [self._attend(data, group, query[group.rows], query) for group in self.layout.groups]
+        parts = [
+            self._attend(data, group, query[group.rows], query) for group in self.layout.groups
+        ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _attend(self, data: Tensor, group: Group, rows: Tensor, query: Tensor) -> Tensor:

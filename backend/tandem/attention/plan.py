@@ -151,7 +151,9 @@ def _kv_slots(
         used = query.blocks[:num_blocks]
         row[: len(used)] = used
     slots = table[:, :, None] * block_size + np.arange(block_size)
-    return _to(np.ascontiguousarray(slots.reshape(len(queries), -1)[:, :kv_len].reshape(-1)), device)
+    return _to(
+        np.ascontiguousarray(slots.reshape(len(queries), -1)[:, :kv_len].reshape(-1)), device
+    )
 
 
 def _mask(queries: Sequence[Query], query_len: int, kv_len: int) -> NDArray[np.bool_] | None:

@@ -56,9 +56,7 @@ class SelfAttention(nn.Module):
             keys.copy_(self.k_norm(keys))
         rotated = heads[:, : self.num_rotated]
         rotate_(rotated, rope)
-        return self.out(
-            attention(layer, heads[:, : self.num_heads], qkv[:, self.query_width :])
-        )
+        return self.out(attention(layer, heads[:, : self.num_heads], qkv[:, self.query_width :]))
 
 
 class MLP(nn.Module):

@@ -17,9 +17,7 @@ logger = logging.getLogger(__name__)
 class Linear(nn.Module):
     """y = x Wᵀ + b. `pack` lays the weight out once for the CPU's matrix kernels."""
 
-    def __init__(
-        self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype) -> None:
         super().__init__()
         self.weight = nn.Parameter(
             torch.empty(out_features, in_features, dtype=dtype), requires_grad=False
@@ -45,24 +43,26 @@ class Linear(nn.Module):
 PACK_ROWS = 4  # rows the packed layout is tuned for: a verification of a few nodes
 
 
-def can_pack() -> bool:
-    """Whether torch's oneDNN operators, which are private to it, are as we know them."""
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether torch's oneDNN operators, which are private to it, are here and as we know them."""
     try:
-        probe = Linear(32, 32, bias=True, dtype=torch.float32)
+        probe = Linear(32, 32, bias=True, dtype=dtype)
         nn.init.eye_(probe.weight)
         nn.init.ones_(probe.bias)  # type: ignore[arg-type]
-        x = torch.arange(64.0).view(2, 32)
+        x = torch.arange(64).view(2, 32).to(dtype)
         probe.pack()
         return bool(torch.equal(probe(x), x + 1))
     except (AttributeError, RuntimeError, TypeError):
         return False
 
 
-def pack_linears(model: nn.Module) -> None:
-    """Packs every linear layer of a CPU model; says so where torch cannot."""
-    if not can_pack():
+def pack_linears(model: nn.Module, dtype: torch.dtype) -> None:
+    """Packs every linear layer of a CPU model; says so where this machine cannot."""
+    if not can_pack(dtype):
         logger.warning(
-            "torch %s offers no packed linear layers: decoding reads memory at about half speed.",
+            "No packed linear layers for %s with torch %s on this CPU: decoding reads memory at "
+            "about half speed.",
+            dtype,
             torch.__version__,
         )
         return

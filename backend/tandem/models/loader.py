@@ -86,7 +86,7 @@ def load_decoder(
         model.head.weight.data.copy_(model.embed.data)
     model.to(device).eval()
     if device.type == "cpu":
-        pack_linears(model)
+        pack_linears(model, dtype)
     return model
 
 

@@ -100,7 +100,7 @@ def _truncate(scored: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 def _truncate_sorted(scored: Tensor, top_k: Sequence[int], top_p: Sequence[float]) -> Tensor:
     """Keeps the k best, then of those the fewest that reach mass p (always one)."""
     vocab = scored.shape[-1]
-    ordered, order = scored.sort(-1, descending=True, stable=True)
+    ordered, order = scored.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(vocab, device=scored.device)
     limit = torch.tensor([k or vocab for k in top_k], device=scored.device)[:, None]
     ordered = ordered.masked_fill(rank >= limit, -torch.inf)

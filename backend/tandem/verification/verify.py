@@ -104,8 +104,12 @@ def _reject(
         px = p.gather(1, tokens_at[:, None])[:, 0]
         qx = q.gather(1, tokens_at[:, None])[:, 0]
         kept[rows] = sampler.uniform(len(places)) * qx < px
-        residual = (p - q).clamp_min_(0)
-        # Rounding can leave nothing of p - q although a token was rejected: then p == q.
-        residual = torch.where(residual.amax(-1, keepdim=True) > 0, residual, p)
-        scored = scored.index_copy(0, rows, residual.log_())
+        scored = scored.index_copy(0, rows, residual(p, q).log_())
     return scored, kept.tolist()
+
+
+def residual(p: Tensor, q: Tensor) -> Tensor:
+    """max(0, p - q) [R, V], what a rejected token is replaced from (not normalised)."""
+    left = (p - q).clamp_min_(0)
+    # Rounding can leave nothing although a token was rejected: then p and q are the same.
+    return torch.where(left.amax(-1, keepdim=True) > 0, left, p)

@@ -1,0 +1,103 @@
+"""At temperature > 0, sequences follow the exact distribution that enumeration gives."""
+
+import pytest
+
+from tandem import Engine, EngineConfig, SamplingParams
+from tandem.verification.sampler import Sampler
+from tests.engine.checkpoints import make_checkpoint, perturb_checkpoint
+from tests.engine.references import chi_square_p, enumerate_sequences
+
+VOCAB = 6
+SAMPLES = 4000
+LENGTH = 3
+PROMPT = [1, 2, 1, 2, 3, 1, 2]  # repeats itself, so that n-gram has something to propose
+REFUSE_BELOW = 1e-4
+
+CASES = {
+    "temperature 1": {},
+    "temperature 0.6": {"temperature": 0.6},
+    "top_k": {"top_k": 3},
+    "top_p": {"top_p": 0.7},
+    "min_p": {"min_p": 0.3},
+    "repetition_penalty": {"repetition_penalty": 1.7},
+    "presence_penalty": {"presence_penalty": 1.2},
+    "frequency_penalty": {"frequency_penalty": 1.2},
+    "logit_bias": {"logit_bias": {2: 1.5, 4: -3.0}},
+    "all": {
+        "temperature": 0.8,
+        "top_k": 5,
+        "top_p": 0.9,
+        "min_p": 0.05,
+        "frequency_penalty": 0.5,
+        "repetition_penalty": 1.2,
+        "logit_bias": {3: 0.7},
+    },
+}
+METHODS = ["good draft", "bad draft", "ngram"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("six")
+    target = make_checkpoint(folder / "target", seed=11, vocab_size=VOCAB, scale=0.6)
+    return {
+        "target": target,
+        "good draft": perturb_checkpoint(target, folder / "good", noise=0.1),
+        "bad draft": make_checkpoint(folder / "bad", seed=12, vocab_size=VOCAB, scale=0.6),
+    }
+
+
+def sample(models, method, params, **parameters):
+    """SAMPLES completions; six tokens each, so that whole drafts lie within the first three."""
+    if method == "ngram":
+        parameters |= {"speculative_method": "ngram", "prompt_lookup_min": 1}
+    else:
+        parameters |= {"draft_model": models[method]}
+    config = EngineConfig(
+        model=models["target"],
+        num_speculative_tokens=3,
+        kv_cache_memory="4MiB",
+        seed=5,
+        max_num_seqs=128,
+        **parameters,
+    )
+    with Engine(config) as engine:
+        return engine.generate([PROMPT] * SAMPLES, params)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("case", CASES)
+def test_follows_the_enumerated_distribution(case, method, models):
+    params = SamplingParams(max_tokens=2 * LENGTH, **CASES[case])
+    expected = enumerate_sequences(models["target"], PROMPT, params, LENGTH)
+    outputs = sample(models, method, params)
+    assert sum(output.stats.drafted for output in outputs) > SAMPLES
+    assert chi_square_p(outputs, expected, LENGTH) > REFUSE_BELOW
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_coupled_draws_follow_it_too(method, models):
+    params = SamplingParams(max_tokens=2 * LENGTH)
+    expected = enumerate_sequences(models["target"], PROMPT, params, LENGTH)
+    outputs = sample(models, method, params, acceptance_method="coupled")
+    assert chi_square_p(outputs, expected, LENGTH) > REFUSE_BELOW
+
+
+@pytest.mark.parametrize("case", ["temperature 1", "top_k", "repetition_penalty"])
+def test_a_biased_acceptance_rule_is_found_out(case, models, monkeypatch):
+    """Accepting a little too often must fail the very same check."""
+    fair = Sampler.uniform
+    monkeypatch.setattr(Sampler, "uniform", lambda self, count: fair(self, count) * 0.8)
+    params = SamplingParams(max_tokens=2 * LENGTH, **CASES[case])
+    expected = enumerate_sequences(models["target"], PROMPT, params, LENGTH)
+    outputs = sample(models, "bad draft", params)
+    assert chi_square_p(outputs, expected, LENGTH) < REFUSE_BELOW
+
+
+def test_a_residual_that_forgets_q_is_found_out(models, monkeypatch):
+    """Redrawing from p instead of max(0, p - q) after a rejection must fail as well."""
+    monkeypatch.setattr("tandem.verification.verify.residual", lambda p, q: p)
+    params = SamplingParams(max_tokens=2 * LENGTH)
+    expected = enumerate_sequences(models["target"], PROMPT, params, LENGTH)
+    outputs = sample(models, "bad draft", params)
+    assert chi_square_p(outputs, expected, LENGTH) < REFUSE_BELOW
