@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from tandem.serving import Endpoints, TritonServer
+from tandem.serving import Endpoints, ServerOptions, TritonServer
 from tests.triton.protocol import stream, text_of
+from tests.triton.repository import MODEL_REPOSITORY, build
 
 PROMPT = "def main(argv):\n"
-_MODEL_REPOSITORY = Path(__file__).parents[2] / "model_repository"
 # What a request must never leave in the log: a failure nobody caught.
 _ACCIDENTS = ("Traceback", "error_already_set", "esponse sender", "Segmentation")
 
@@ -29,9 +29,25 @@ def urls(triton_server: TritonServer) -> Endpoints:
 
 
 @pytest.fixture(scope="session")
+def small_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    """A second server: one request runs, one waits; and an ensemble."""
+    folder = tmp_path_factory.mktemp("small")
+    models = ("tandem", "pipeline")
+    options = ServerOptions(build(folder / "models"), models, log_path=folder / "server.log")
+    with TritonServer(options) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def small(small_server: TritonServer) -> Endpoints:
+    """host:port of the small server's http, grpc and metrics."""
+    return small_server.endpoints
+
+
+@pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
     """The tokenizer of the served model."""
-    path = next((_MODEL_REPOSITORY / "tandem").rglob("tokenizer.json"))
+    path = next((MODEL_REPOSITORY / "tandem").rglob("tokenizer.json"))
     return Tokenizer.from_file(str(path))
 
 

@@ -1,0 +1,101 @@
+"""Loading, unloading and reloading by a client, a warm-up, and a step of an ensemble."""
+
+import json
+import threading
+
+import pytest
+from tritonclient.grpc import InferenceServerClient
+from tritonclient.utils import InferenceServerException
+
+from tandem_client import GrpcClient, TandemError, Unavailable
+from tests.triton.conftest import PROMPT
+from tests.triton.protocol import Refused, joined, responses, sampling, stream, text_of
+
+
+@pytest.fixture
+def control(small):
+    with InferenceServerClient(small.grpc) as client:
+        yield client
+        if not client.is_model_ready("tandem"):
+            client.load_model("tandem")
+
+
+@pytest.fixture
+def changed(control):
+    """The model's configuration as JSON, with other values for some parameters."""
+    config = control.get_model_config("tandem", as_json=True)["config"]
+
+    def build(**values):
+        parameters = {key: {"string_value": value} for key, value in values.items()}
+        return json.dumps(config | {"parameters": config["parameters"] | parameters})
+
+    return build
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_step_of_an_ensemble(small, greedy_text, streamed):
+    inputs = {"PROMPT": PROMPT, "PARAMETERS": sampling(max_tokens=64), "STREAM": streamed}
+    answer = list(responses(small.grpc, inputs, model="pipeline"))
+    text = b"".join(joined(answer, "TEXT")).decode()
+    assert text == (greedy_text if streamed else PROMPT + greedy_text)
+    assert [response.final for response in answer].count(True) == 1
+
+
+def test_an_error_in_an_ensemble(small):
+    inputs = {"PROMPT": PROMPT, "PARAMETERS": '{"max_tokens": 0}', "STREAM": True}
+    with pytest.raises(Refused, match="max_tokens"):
+        list(responses(small.grpc, inputs, model="pipeline"))
+
+
+def test_the_warm_up_ran_before_the_model_was_ready(control, small_server):
+    log = small_server.log_path.read_text(errors="replace")
+    assert "failed to run warmup" not in log
+    assert control.is_model_ready("tandem")
+
+
+def test_unload_and_load(control, small, greedy_text):
+    control.unload_model("tandem")
+    with GrpcClient(small.grpc) as client:
+        with pytest.raises(TandemError, match="tandem"):
+            client.generate(PROMPT)
+        control.load_model("tandem")
+        assert client.is_ready()
+        assert client.generate(PROMPT, max_tokens=64, temperature=0.0).text == greedy_text
+
+
+def test_a_reload_changes_the_parameters(control, small, changed):
+    control.load_model("tandem", config=changed(num_speculative_tokens="1"))
+    answer = stream(small.grpc, PROMPT, max_tokens=24)
+    assert joined(answer, "total_draft_tokens")[0] <= joined(answer, "num_rounds")[0]
+    control.load_model("tandem", config=changed())
+    answer = stream(small.grpc, PROMPT, max_tokens=24)
+    assert joined(answer, "total_draft_tokens")[0] > joined(answer, "num_rounds")[0]
+
+
+def test_a_bad_configuration_is_named_and_the_model_goes_on(control, small, changed):
+    with pytest.raises(InferenceServerException, match="num_speculative_tokens"):
+        control.load_model("tandem", config=changed(num_speculative_tokens="many"))
+    assert text_of(stream(small.grpc, PROMPT, max_tokens=2))
+
+
+def test_an_unload_ends_what_is_running_in_order(control, small):
+    first, ended = threading.Event(), []
+
+    def run():
+        params = {"max_tokens": 200, "temperature": 0.0, "ignore_eos": True}
+        with GrpcClient(small.grpc) as client:
+            try:
+                with client.stream(PROMPT, params) as chunks:
+                    next(chunks)
+                    first.set()
+                    ended.append(list(chunks)[-1])
+            except Unavailable as error:
+                ended.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert first.wait(30)
+    control.unload_model("tandem")
+    thread.join(30)
+    [end] = ended
+    assert isinstance(end, Unavailable) or end.finish_reason == "length"
