@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 
 from tandem import Engine, EngineConfig
 from tests.engine.checkpoints import make_checkpoint, perturb_checkpoint
 
 torch.set_num_threads(1)  # tiny models: a second thread only waits for the first
+
+settings.register_profile("tandem", derandomize=True, deadline=None)
+settings.load_profile("tandem")
 
 SHARPNESS = 3.0  # the most likely token has a probability of 0.4 on average
 ENGINE_DEFAULTS = {"device": "cpu", "num_threads": 1, "kv_cache_memory": "4MiB", "seed": 0}

@@ -28,7 +28,7 @@ def write_text(text: str, sizes=(1,), tokenizer: Tokenizer | None = None, **para
 
 
 @pytest.mark.parametrize("kind", [byte_level, byte_fallback])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     text=st.text("aé😀 st", max_size=20),
     stops=st.lists(st.text("aé😀 st", min_size=1, max_size=3), max_size=2),

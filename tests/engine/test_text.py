@@ -28,7 +28,7 @@ def deltas(
 
 
 @KINDS
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @example(prompt="hi", text="😀😁😂🤣 a 数据数据数据", sizes=[1])
 @example(prompt="😀😁😂🤣", text="😀😁 ok", sizes=[2, 1])
 @given(prompt=TEXTS.filter(bool), text=TEXTS, sizes=SIZES)
@@ -40,7 +40,7 @@ def test_deltas_add_up_to_the_whole_decode(kind, prompt, text, sizes):
 
 
 @KINDS
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=TEXTS, sizes=SIZES)
 def test_no_delta_holds_half_a_character(kind, text, sizes):
     tokenizer = kind()
