@@ -83,21 +83,21 @@ class Scheduler:
         return StepPlan(decodes, prefills)
 
     def _schedule_decodes(self, budget: int) -> tuple[list[Decode], int]:
-        """One token for every decoding request; what the budget leaves over is lookahead."""
-        decodes: list[Decode] = []
+        """One token for every decoding request; what budget and blocks leave over is lookahead."""
         ready = [request for request in self.running if request.decoding]
-        spare = budget - len(ready)
         for request in ready:
-            if not request.blocks:  # preempted for an earlier one
-                continue
-            lookahead = min(self._wanted_lookahead(request), spare)
+            if request.blocks:  # not preempted for an earlier one
+                self._preempt_until_fits(request)
+        ready = [request for request in ready if request.blocks]
+        budget -= len(ready)
+        decodes: list[Decode] = []
+        for request in ready:
+            lookahead = min(self._wanted_lookahead(request), budget)
             if not self.blocks.reserve(request, len(request.tokens) + lookahead):
                 lookahead = 0
-                self._preempt_until_fits(request)
-            if request.blocks:
-                decodes.append(Decode(request, lookahead))
-                spare -= lookahead
-        return decodes, budget - sum(1 + decode.lookahead for decode in decodes)
+            decodes.append(Decode(request, lookahead))
+            budget -= lookahead
+        return decodes, budget
 
     def _wanted_lookahead(self, request: Request) -> int:
         """How many drafted tokens could still be of use to the request."""
