@@ -117,23 +117,22 @@ class Engine:
         """One pass over all drafts and prefill chunks; who gets logits, and for which nodes."""
         tokens: list[int] = []
         rows: list[int] = []
-        decodes: list[Query] = []
+        queries: list[Query] = []
         for index, (request, _) in enumerate(plan.decodes):
             nodes = [request.tokens[-1], *draft.tokens[index]]
             parents = [-1, *draft.parents[index]] if draft.parents else None
             rows += range(len(tokens), len(tokens) + len(nodes))
             tokens += nodes
-            decodes.append(Query(request.blocks, request.computed, len(nodes), parents))
-        groups = [decodes] if decodes else []
+            queries.append(Query(request.blocks, request.computed, len(nodes), parents))
         ending: list[Request] = []
         for chunk in plan.prefills:
             request, start = chunk.request, chunk.request.computed
             tokens += request.tokens[start : start + chunk.length]
-            groups.append([Query(request.blocks, start, chunk.length)])
+            queries.append(Query(request.blocks, start, chunk.length))
             if chunk.last:
                 rows.append(len(tokens) - 1)
                 ending.append(request)
-        logits = self.target.forward(tokens, groups, rows)
+        logits = self.target.forward(tokens, queries, rows)
         none: list[list[int]] = [[] for _ in ending]
         whole = draft._replace(
             tokens=draft.tokens + none, parents=draft.parents and draft.parents + none

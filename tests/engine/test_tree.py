@@ -94,8 +94,8 @@ def test_a_node_sees_its_ancestors_alone(target):
     prefix, nodes, parents = [1, 2, 3, 4, 5], [10, 11, 12, 13, 14, 15], [-1, 0, 0, 1, 2, 2]
     runner = ModelRunner(target, read_model_config(target), torch.float32, torch.device("cpu"))
     runner.allocate(num_blocks=4, block_size=4)
-    runner.forward(prefix, [[Query([2, 0, 1], 0, len(prefix))]])
-    logits = runner.forward(nodes, [[Query([2, 0, 1], len(prefix), len(nodes), parents)]])
+    runner.forward(prefix, [Query([2, 0, 1], 0, len(prefix))])
+    logits = runner.forward(nodes, [Query([2, 0, 1], len(prefix), len(nodes), parents)])
     for node in range(len(nodes)):
         path, at = [], node
         while at >= 0:
@@ -124,7 +124,7 @@ def test_compacted_kv_equals_kv_from_scratch(target):
         found = cached(engine.target, request.blocks, computed)
     scratch = ModelRunner(target, read_model_config(target), torch.float32, torch.device("cpu"))
     scratch.allocate(num_blocks=8, block_size=16)
-    scratch.forward(text[:computed], [[Query(range(8), 0, computed)]])
+    scratch.forward(text[:computed], [Query(range(8), 0, computed)])
     expected = cached(scratch, range(8), computed)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 

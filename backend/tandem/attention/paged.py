@@ -42,10 +42,10 @@ class PagedKVCache:
             device=device,
         )
 
-    def plan(self, groups: Sequence[Sequence[Query]]) -> PagedAttention:
-        """Works out one forward pass over `groups`."""
+    def plan(self, queries: Sequence[Query]) -> PagedAttention:
+        """Works out one forward pass over `queries`."""
         data = self.data
-        layout = plan_layout(groups, self.block_size, self.heads_per_kv, data.dtype, data.device)
+        layout = plan_layout(queries, self.block_size, self.heads_per_kv, data.dtype, data.device)
         return PagedAttention(self, layout)
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
@@ -66,15 +66,13 @@ class PagedAttention:
         """Stores key_value [T, kv_width]; query [T, heads, head_dim] to [T, heads * head_dim]."""
         data = self.cache.data[layer]
         data.index_copy_(0, self.layout.slots, key_value)
-        parts = [
-            self._attend(data, group, query[group.rows], query) for group in self.layout.groups
-        ]
+        parts = [self._attend(data, group, query) for group in self.layout.groups]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _attend(self, data: Tensor, group: Group, rows: Tensor, query: Tensor) -> Tensor:
+    def _attend(self, data: Tensor, group: Group, query: Tensor) -> Tensor:
         config, shared = self.cache.config, self.cache.heads_per_kv
         kv_heads, dim = config.num_kv_heads, config.head_dim
-        padded = rows if group.pad is None else query.index_select(0, group.pad)
+        padded = query[group.rows] if group.pad is None else query.index_select(0, group.pad)
         stored = data[group.kv] if isinstance(group.kv, slice) else data.index_select(0, group.kv)
         keys, values = stored.view(group.size, -1, 2, kv_heads, dim).permute(2, 0, 3, 1, 4)
         folded = padded.reshape(group.size, group.query_len, kv_heads, shared, dim)

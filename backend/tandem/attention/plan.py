@@ -1,8 +1,8 @@
 """What one forward pass reads and writes in the paged KV cache, worked out once a step.
 
-A batch is a list of groups; a group is a list of queries that attend in one call, padded to the
-longest. A query is a run of new tokens of one request: a prefill chunk, one decoded token, or a
-draft's nodes. Nodes of a tree see the cached prefix and their own ancestors, nothing else.
+A batch is a list of queries. A query is a run of new tokens of one request: a prefill chunk, one
+decoded token, or a draft's nodes. Nodes of a tree see the cached prefix and their own ancestors,
+nothing else. Neighbours of similar length are grouped: they attend in one call, padded.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Ints = NDArray[np.int64]
+MOST_PADDING = 2  # padded rows for one real row
 
 
 class Query(NamedTuple):
@@ -60,27 +61,36 @@ class Layout(NamedTuple):
 
 
 def plan_layout(
-    groups: Sequence[Sequence[Query]],
+    queries: Sequence[Query],
     block_size: int,
     heads_per_kv: int,
     dtype: torch.dtype,
     device: torch.device,
 ) -> Layout:
-    """Works out a batch. Row order: groups, queries, tokens as given."""
-    positions: list[Ints] = []
-    slots: list[Ints] = []
+    """Works out a batch. Its rows are the queries' tokens, in the order given."""
+    positions = np.concatenate([query.start + _depths(query) for query in queries])
+    slots = np.concatenate([_slots(query, block_size) for query in queries])
     planned: list[Group] = []
     first = 0
-    for queries in groups:
-        for query in queries:
-            positions.append(query.start + _depths(query))
-            slots.append(_slots(query, block_size))
-        rows = slice(first, first + sum(query.length for query in queries))
-        planned.append(_plan_group(queries, rows, block_size, heads_per_kv, dtype, device))
+    for group in _grouped(queries):
+        rows = slice(first, first + sum(query.length for query in group))
+        planned.append(_plan_group(group, rows, block_size, heads_per_kv, dtype, device))
         first = rows.stop
-    return Layout(
-        _to(np.concatenate(positions), device), _to(np.concatenate(slots), device), planned
-    )
+    return Layout(_to(positions, device), _to(slots, device), planned)
+
+
+def _grouped(queries: Sequence[Query]) -> list[list[Query]]:
+    """Neighbours go together as long as padding at most doubles the rows."""
+    groups: list[list[Query]] = []
+    rows = longest = 0
+    for query in queries:
+        rows, longest = rows + query.length, max(longest, query.length)
+        if groups and longest * (len(groups[-1]) + 1) <= MOST_PADDING * rows:
+            groups[-1].append(query)
+        else:
+            groups.append([query])
+            rows = longest = query.length
+    return groups
 
 
 def _to(array: Ints, device: torch.device) -> Tensor:
@@ -100,7 +110,7 @@ def _depths(query: Query) -> Ints:
 def _slots(query: Query, block_size: int) -> Ints:
     first, last = query.start // block_size, (query.start + query.length - 1) // block_size
     base = np.asarray(query.blocks[first : last + 1], np.int64) * block_size
-    offsets = np.arange(query.start - first * block_size, query.length + query.start % block_size)
+    offsets = query.start % block_size + np.arange(query.length)
     return base[offsets // block_size] + offsets % block_size
 
 

@@ -20,8 +20,6 @@ from tandem.scheduler import Decode
 from tandem.verification.sampler import Sampler, by_rejection
 from tandem.verification.scores import Row
 
-SHORT = 2  # catch-up lengths that are padded into one group
-
 
 class _Chain:
     """A request's draft while it grows."""
@@ -48,7 +46,7 @@ class DraftModelProposer:
         if not chains:
             return Draft(drafts)
         q = self._empty_q(decodes, chains)
-        logits, chains = self._first_logits(chains)
+        logits = self._first_logits(chains)
         while chains:
             self._append(logits, chains, q)
             for chain in chains:
@@ -82,7 +80,7 @@ class DraftModelProposer:
     def _feed(self, request: Request, length: int) -> None:
         start = request.draft_computed
         query = Query(request.blocks, start, length)
-        self.runner.forward(request.tokens[start : start + length], [[query]], rows=[])
+        self.runner.forward(request.tokens[start : start + length], [query], rows=[])
         request.draft_computed += length
 
     def _empty_q(self, decodes: Sequence[Decode], chains: Sequence[_Chain]) -> Tensor | None:
@@ -92,22 +90,17 @@ class DraftModelProposer:
         vocab = self.runner.config.vocab_size
         return torch.zeros((len(decodes), longest, vocab), device=self.runner.device)
 
-    def _first_logits(self, chains: list[_Chain]) -> tuple[Tensor, list[_Chain]]:
-        """Feeds what each request's draft lacks of its text; logits in the order returned."""
-        short = [c for c in chains if len(c.request.tokens) - c.request.draft_computed <= SHORT]
-        groups = [short] if short else []
-        groups += [[chain] for chain in chains if chain not in short]
+    def _first_logits(self, chains: Sequence[_Chain]) -> Tensor:
+        """Feeds what each request's draft lacks of its text."""
         tokens: list[int] = []
         rows: list[int] = []
-        for chain in (chain for group in groups for chain in group):
+        for chain in chains:
             tokens += chain.request.tokens[chain.request.draft_computed :]
             rows.append(len(tokens) - 1)
-        queries = [[self._missing(chain.request) for chain in group] for group in groups]
-        logits = self.runner.forward(tokens, queries, rows)
-        ordered = [chain for group in groups for chain in group]
-        for chain in ordered:
+        logits = self.runner.forward(tokens, [self._missing(c.request) for c in chains], rows)
+        for chain in chains:
             chain.request.draft_computed = len(chain.request.tokens)
-        return logits, ordered
+        return logits
 
     @staticmethod
     def _missing(request: Request) -> Query:
@@ -120,7 +113,7 @@ class DraftModelProposer:
             Query(chain.request.blocks, len(chain.request.tokens) + len(chain.tokens) - 1, 1)
             for chain in chains
         ]
-        return self.runner.forward([chain.tokens[-1] for chain in chains], [queries])
+        return self.runner.forward([chain.tokens[-1] for chain in chains], queries)
 
     def _append(self, logits: Tensor, chains: Sequence[_Chain], q: Tensor | None) -> None:
         """Draws the next token of each chain and records what it was drawn from."""

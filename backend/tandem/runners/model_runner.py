@@ -37,12 +37,12 @@ class ModelRunner:
     def forward(
         self,
         tokens: Sequence[int] | Tensor,
-        groups: Sequence[Sequence[Query]],
+        queries: Sequence[Query],
         rows: Sequence[int] | None = None,
     ) -> Tensor:
-        """Runs T tokens laid out as `groups`; float32 logits [R, vocab] of `rows` (None: all)."""
+        """Runs T tokens laid out as `queries`; float32 logits [R, vocab] of `rows` (None: all)."""
         flat = torch.as_tensor(tokens, dtype=torch.int64, device=self.device)
-        attention = self.cache.plan(groups)
+        attention = self.cache.plan(queries)
         hidden = self.model(flat, attention.layout.positions, attention)
         if rows is not None:
             picked = torch.tensor(rows, dtype=torch.int64, device=self.device)

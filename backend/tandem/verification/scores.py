@@ -36,8 +36,8 @@ def scores(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     if any(p.edits_logits for p in params):
         logits = logits.clone()
         for line, row in zip(logits, rows, strict=True):
-            if row.request.params.edits_logits:
-                _edit(line, row)
+            _ban_and_bias(line, row)
+        _penalize(logits, rows)
     if all(p.greedy for p in params):
         return logits
     temperature = _column([1.0 if p.greedy else p.temperature for p in params], logits)
@@ -51,34 +51,44 @@ def _column(values: Sequence[float], like: Tensor) -> Tensor:
 # -- edits by history --------------------------------------------------------------------------
 
 
-def _edit(line: Tensor, row: Row) -> None:
-    """Bans, biases and penalties on one row [V], in place."""
+def _ban_and_bias(line: Tensor, row: Row) -> None:
+    """min_tokens, bad_words and logit_bias on one row [V], in place."""
     request, params = row.request, row.request.params
-    written = [*request.output, *row.prefix]
-    if len(written) < params.min_tokens and request.stop_ids:
-        line[list(request.stop_ids)] = -torch.inf
-    for words in request.banned:
-        if words[:-1] == written[len(written) - len(words) + 1 :]:
-            line[words[-1]] = -torch.inf
+    if params.min_tokens or request.banned:
+        written = [*request.output, *row.prefix]
+        if len(written) < params.min_tokens and request.stop_ids:
+            line[list(request.stop_ids)] = -torch.inf
+        for words in request.banned:
+            if words[:-1] == written[len(written) - len(words) + 1 :]:
+                line[words[-1]] = -torch.inf
     if params.logit_bias:
         ids = torch.tensor(list(params.logit_bias), device=line.device)
         line[ids] += torch.tensor(list(params.logit_bias.values()), device=line.device)
-    if params.penalized:
-        _penalize(line, [*request.tokens, *row.prefix], written, params)
 
 
-def _penalize(
-    line: Tensor, text: Sequence[int], written: Sequence[int], params: SamplingParams
-) -> None:
-    """Repetition counts prompt and output; presence and frequency the output alone."""
-    seen = torch.zeros_like(line, dtype=torch.bool)
-    seen[torch.tensor(text, device=line.device)] = True
-    scale = torch.where(line > 0, 1 / params.repetition_penalty, params.repetition_penalty)
-    line.mul_(torch.where(seen, scale, 1.0))
-    if written:
-        ids = torch.tensor(written, device=line.device)
-        counts = torch.bincount(ids, minlength=line.numel())
-        line.sub_(params.frequency_penalty * counts + params.presence_penalty * (counts > 0))
+def _penalize(logits: Tensor, rows: Sequence[Row]) -> None:
+    """Repetition counts prompt and output; presence and frequency the output alone. In place."""
+    chosen = [(i, row) for i, row in enumerate(rows) if row.request.params.penalized]
+    if not chosen:
+        return
+    params = [row.request.params for _, row in chosen]
+    seen = _counts([[*row.request.tokens, *row.prefix] for _, row in chosen], logits) > 0
+    counts = _counts([[*row.request.output, *row.prefix] for _, row in chosen], logits)
+    indices = torch.tensor([i for i, _ in chosen], device=logits.device)
+    lines = logits[indices]
+    rate = _column([p.repetition_penalty for p in params], logits)
+    lines = torch.where(seen, torch.where(lines > 0, lines / rate, lines * rate), lines)
+    lines -= _column([p.frequency_penalty for p in params], logits) * counts
+    lines -= _column([p.presence_penalty for p in params], logits) * (counts > 0)
+    logits[indices] = lines
+
+
+def _counts(texts: Sequence[Sequence[int]], like: Tensor) -> Tensor:
+    """[R, V] how often each token occurs in each text."""
+    vocab = like.shape[-1]
+    flat = [row * vocab + token for row, text in enumerate(texts) for token in text]
+    places = torch.tensor(flat, dtype=torch.int64, device=like.device)
+    return torch.bincount(places, minlength=len(texts) * vocab).view(len(texts), vocab)
 
 
 # -- truncation --------------------------------------------------------------------------------
