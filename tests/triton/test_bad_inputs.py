@@ -56,6 +56,8 @@ BAD_INPUTS = [
     ({"text_input": PROMPT, "sampling_parameters": "[1]"}, "sampling_parameters"),
     ({"text_input": PROMPT, "sampling_parameters": "null"}, "sampling_parameters"),
     ({"text_input": PROMPT, "sampling_parameters": b'{"stop": "\xff"}'}, "sampling_parameters"),
+    ({"text_input": PROMPT, "sampling_parameters": "[" * 100_000}, "sampling_parameters"),
+    ({"text_input": PROMPT, "input_ids": [5]}, "input_ids"),
     ({"input_ids": [-1]}, "token id -1"),
     ({"input_ids": [5, 2_000_000_000]}, "token id 2000000000"),
 ]

@@ -15,7 +15,7 @@ from tandem_client import AsyncGrpcClient, AsyncHttpClient, GrpcClient, HttpClie
 from tests.triton.conftest import PROMPT
 from tests.triton.protocol import WAIT, Refused, responses, sampling, stream, text_of
 
-LONG = {"max_tokens": 100_000, "temperature": 0.0, "ignore_eos": True}
+LONG = {"max_tokens": 400, "temperature": 0.0, "ignore_eos": True}
 SHORT = {"max_tokens": 2, "temperature": 0.0, "ignore_eos": True}
 
 

@@ -2,14 +2,16 @@
 
 import json
 import threading
+import time
 
+import psutil
 import pytest
 from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
 from tandem_client import GrpcClient, TandemError, Unavailable
 from tests.triton.conftest import PROMPT
-from tests.triton.protocol import Refused, joined, responses, sampling, stream, text_of
+from tests.triton.protocol import WAIT, Refused, joined, responses, sampling, stream, text_of
 
 
 @pytest.fixture
@@ -53,9 +55,14 @@ def test_the_warm_up_ran_before_the_model_was_ready(control, small_server):
     assert control.is_model_ready("tandem")
 
 
-def test_unload_and_load(control, small, greedy_text):
+def test_unload_and_load(control, small, small_server, greedy_text):
+    before = engines(small_server)
     control.unload_model("tandem")
+    gone, alive = psutil.wait_procs(before, timeout=30)
+    assert gone
+    assert not alive
     with GrpcClient(small.grpc) as client:
+        assert not client.is_ready()
         with pytest.raises(TandemError, match="tandem"):
             client.generate(PROMPT)
         control.load_model("tandem")
@@ -76,6 +83,31 @@ def test_a_bad_configuration_is_named_and_the_model_goes_on(control, small, chan
     with pytest.raises(InferenceServerException, match="num_speculative_tokens"):
         control.load_model("tandem", config=changed(num_speculative_tokens="many"))
     assert text_of(stream(small.grpc, PROMPT, max_tokens=2))
+
+
+def test_a_crash_of_the_engine_is_said_and_repaired(small, small_server, greedy_text):
+    params = {"max_tokens": 64, "temperature": 0.0, "ignore_eos": True}
+    with GrpcClient(small.grpc) as client:
+        with pytest.raises(Unavailable), client.stream(PROMPT, params, max_tokens=400) as chunks:
+            next(chunks)
+            [engine] = engines(small_server)
+            engine.kill()
+            list(chunks)
+        limit = time.monotonic() + WAIT
+        while True:
+            try:
+                assert client.generate(PROMPT, params).text == greedy_text
+                break
+            except Unavailable as error:
+                assert "again" in str(error)
+                assert time.monotonic() < limit
+                time.sleep(0.1)
+
+
+def engines(server):
+    """The engine processes of a server."""
+    family = psutil.Process(server.pid).children(recursive=True)
+    return [process for process in family if "tandem.service_worker" in process.cmdline()]
 
 
 def test_an_unload_ends_what_is_running_in_order(control, small):

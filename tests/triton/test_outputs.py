@@ -63,6 +63,14 @@ def test_the_prompt_comes_first_unless_excluded(urls):
     assert not excluded.text.startswith(PROMPT)
 
 
+def test_a_prompt_of_any_language_comes_back_whole(urls):
+    prompt = "# größer, 大きい, 😀\n"
+    inputs = {"text_input": prompt, "sampling_parameters": sampling(max_tokens=2)}
+    [answer] = [one for one in responses(urls.grpc, inputs) if one.outputs]
+    assert answer.text.startswith(prompt)
+    assert post(urls.http, inputs).json()["text_output"] == answer.text
+
+
 def test_streamed_text_is_a_delta(urls):
     parameters = {"sampling_parameters": sampling(max_tokens=32)}
     excluded = whole(urls, exclude_input_in_output=True, **parameters)
