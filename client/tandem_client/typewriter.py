@@ -15,7 +15,7 @@ class Origin(Enum):
 
     PROMPT = "dim"
     DRAFTED = "bold green"
-    TARGET = "bold bright_magenta"
+    TARGET = "bright_magenta"
 
 
 class Typewriter:

@@ -30,7 +30,7 @@ def test_marks_enclose_runs_of_drafted_pieces():
 def test_styles_tell_the_two_models_apart():
     pieces = [("a", Origin.DRAFTED), ("b", Origin.TARGET)]
     colours = {"color_system": "standard", "force_terminal": True}
-    assert written(pieces, marks=False, **colours) == "\x1b[1;32ma\x1b[0m\x1b[1;95mb\x1b[0m\n"
+    assert written(pieces, marks=False, **colours) == "\x1b[1;32ma\x1b[0m\x1b[95mb\x1b[0m\n"
 
 
 def test_lines_break_at_newlines_and_at_the_width():
