@@ -80,7 +80,7 @@ def build(config: EngineConfig) -> Parts:
     `CheckpointError`."""
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
-    device = choose_device(config.device)
+    device = choose_device(config.devices)
     model = read_model_config(config.model)
     dtype = choose_dtype(config, model)
     max_model_len = choose_max_model_len(config, model)
@@ -117,7 +117,7 @@ def choose_proposer(config: EngineConfig, draft: ModelRunner, sampler: Sampler) 
 
 
 def choose_device(name: str) -> torch.device:
-    """The device that `device` names. Raises `ConfigError` where there is none."""
+    """The device that `devices` names. Raises `ConfigError` where there is none."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

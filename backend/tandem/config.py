@@ -27,7 +27,11 @@ class EngineConfig(BaseModel):
     """Folder of the target checkpoint in Hugging Face layout."""
     draft_model: Path | None = None
     """Folder of the draft checkpoint, for `speculative_method` draft_model."""
-    device: str = "auto"
+    tensor_parallel_size: Annotated[Count, Field(ge=1, le=1)] = 1
+    """Ranks of the target. More than one is not available yet."""
+    draft_tensor_parallel_size: Annotated[Count, Field(ge=1, le=1)] = 1
+    """Ranks of the draft. More than one is not available yet."""
+    devices: str = "auto"
     """`cpu`, `cuda`, `cuda:1`, or `auto`: a GPU where there is one."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """`auto`: the target checkpoint's own."""

@@ -15,9 +15,9 @@ import torch
 from tqdm import tqdm
 
 from tandem.assembly import build
-from tandem.attention.plan import Query
+from tandem.batch import TargetBatch, target_batch
 from tandem.config import EngineConfig
-from tandem.drafting import Draft, Verdict
+from tandem.drafting import Verdict
 from tandem.errors import InvalidRequestError
 from tandem.output import OutputStream, aborted, gather_logprobs
 from tandem.request import Request, RequestOutput, SamplingParams, TokenLogprobs
@@ -107,59 +107,28 @@ class Engine:
         """One round: every decoding request gains at least one token."""
         plan = self.scheduler.schedule()
         draft = self.proposer.propose(plan.decodes)
-        requests, draft, logits = self._run_target(plan, draft)
-        verdicts = verify(logits, requests, draft, self.sampler)
-        return self._commit(plan, requests, draft, logits, verdicts)
-
-    def _run_target(
-        self, plan: StepPlan, draft: Draft
-    ) -> tuple[list[Request], Draft, torch.Tensor]:
-        """One pass over all drafts and prefill chunks; who gets logits, and for which nodes."""
-        tokens: list[int] = []
-        rows: list[int] = []
-        queries: list[Query] = []
-        for index, (request, _) in enumerate(plan.decodes):
-            nodes = [request.tokens[-1], *draft.tokens[index]]
-            parents = [-1, *draft.parents[index]] if draft.parents else None
-            rows += range(len(tokens), len(tokens) + len(nodes))
-            tokens += nodes
-            queries.append(Query(request.blocks, request.computed, len(nodes), parents))
-        ending: list[Request] = []
-        for chunk in plan.prefills:
-            request, start = chunk.request, chunk.request.computed
-            tokens += request.tokens[start : start + chunk.length]
-            queries.append(Query(request.blocks, start, chunk.length))
-            if chunk.last:
-                rows.append(len(tokens) - 1)
-                ending.append(request)
-        logits = self.target.forward(tokens, queries, rows)
-        none: list[list[int]] = [[] for _ in ending]
-        whole = draft._replace(
-            tokens=draft.tokens + none, parents=draft.parents and draft.parents + none
-        )
-        return [decode.request for decode in plan.decodes] + ending, whole, logits
+        batch = target_batch(plan, draft)
+        logits = self.target.forward(batch.tokens, batch.queries, batch.rows)
+        verdicts = verify(logits, batch.requests, batch.draft, self.sampler)
+        return self._commit(plan, batch, logits, verdicts)
 
     def _commit(
-        self,
-        plan: StepPlan,
-        requests: list[Request],
-        draft: Draft,
-        logits: torch.Tensor,
-        verdicts: list[Verdict],
+        self, plan: StepPlan, batch: TargetBatch, logits: torch.Tensor, verdicts: list[Verdict]
     ) -> list[RequestOutput]:
         """Moves lengths, tells the proposer, appends tokens, frees what has finished."""
+        draft = batch.draft
         if draft.parents:
             self._compact(plan, verdicts)
         for chunk in plan.prefills:
             chunk.request.computed += chunk.length
             self.blocks.register(chunk.request)
-        for (request, _), tokens, verdict in zip(
+        for (request, _), drafted, verdict in zip(
             plan.decodes, draft.tokens, verdicts, strict=False
         ):
-            self._count(request, len(tokens), verdict)
+            self._count(request, len(drafted), verdict)
         outputs: list[RequestOutput] = []
         first = 0
-        for request, tokens, verdict in zip(requests, draft.tokens, verdicts, strict=True):
+        for request, tokens, verdict in zip(batch.requests, draft.tokens, verdicts, strict=True):
             found = self._logprobs(request, verdict, logits[first : first + len(tokens) + 1])
             outputs.append(self._streams[request.id].append(verdict, found))
             self._settle(request)

@@ -57,6 +57,8 @@ def _receive(connection: Connection, engine: Engine, inbox: Inbox) -> None:
 def _run(engine: Engine, connection: Connection, inbox: Inbox) -> None:
     """Steps the engine while there is work, and waits for some when there is none."""
     while True:
+        if engine.idle:
+            engine.check_integrity()
         while engine.idle or not inbox.empty():
             _handle(inbox.get(), engine, connection)
         outputs = engine.step()

@@ -22,7 +22,7 @@ from tandem.request import RequestOutput, TokenLogprobs
 from tandem.service import EngineService
 from tandem.triton_request import Ask, parse
 
-CANCEL_POLL_S = 0.02
+CANCEL_POLL_S = 0.05
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 CODES = {  # names: pb_utils gets its TritonError only after this module was loaded
     InvalidRequestError: "INVALID_ARG",
@@ -82,6 +82,7 @@ class ResponseStream:
         self.ask = ask
         self.active = active
         self.request_id = ""
+        self.lock = threading.Lock()  # Triton must not be asked about an answered request
         self.over = False
         self.noticed = False
         self.pending: RequestOutput | None = None
@@ -95,10 +96,11 @@ class ResponseStream:
 
     def cancelled(self) -> bool:
         """True once: when the client has just been found gone."""
-        if self.noticed or self.over or not self.sender.is_cancelled():
-            return False
-        self.noticed = True
-        return True
+        with self.lock:
+            if self.noticed or self.over or not self.sender.is_cancelled():
+                return False
+            self.noticed = True
+            return True
 
     def on_output(self, output: RequestOutput) -> None:
         """Sends what a step brought, or keeps it for later."""
@@ -129,7 +131,8 @@ class ResponseStream:
         return bool(output.text) or "return_output_ids" in self.ask.wanted
 
     def _end(self) -> None:
-        self.over = True
+        with self.lock:
+            self.over = True
         self.active.pop(self.request_id, None)
 
 

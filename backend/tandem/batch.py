@@ -1,0 +1,46 @@
+"""The target's part of a step as one flat batch: drafts to verify and prefill chunks."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tandem.attention.plan import Query
+from tandem.drafting import Draft
+from tandem.request import Request
+from tandem.scheduler import StepPlan
+
+
+class TargetBatch(NamedTuple):
+    """T tokens; R of their rows yield logits."""
+
+    tokens: list[int]
+    """[T]"""
+    queries: list[Query]
+    rows: list[int]
+    """[R] rows whose next token is predicted: every node, and the last of a finished prefill."""
+    requests: list[Request]
+    """Who those rows belong to: decodes first, then requests whose prefill ends here."""
+    draft: Draft
+    """The draft, with an empty one for each finished prefill."""
+
+
+def target_batch(plan: StepPlan, draft: Draft) -> TargetBatch:
+    """Lays the step out: for each decode its last token and its draft, then the chunks."""
+    batch = TargetBatch([], [], [], [decode.request for decode in plan.decodes], draft)
+    for index, (request, _) in enumerate(plan.decodes):
+        nodes = [request.tokens[-1], *draft.tokens[index]]
+        parents = [-1, *draft.parents[index]] if draft.parents else None
+        batch.rows.extend(range(len(batch.tokens), len(batch.tokens) + len(nodes)))
+        batch.tokens.extend(nodes)
+        batch.queries.append(Query(request.blocks, request.computed, len(nodes), parents))
+    for chunk in plan.prefills:
+        request, start = chunk.request, chunk.request.computed
+        batch.tokens.extend(request.tokens[start : start + chunk.length])
+        batch.queries.append(Query(request.blocks, start, chunk.length))
+        if chunk.last:
+            batch.rows.append(len(batch.tokens) - 1)
+            batch.requests.append(request)
+    undrafted: list[list[int]] = [[] for _ in batch.requests[len(plan.decodes) :]]
+    parents_of_all = draft.parents and draft.parents + undrafted
+    whole = draft._replace(tokens=draft.tokens + undrafted, parents=parents_of_all)
+    return batch._replace(draft=whole)
