@@ -1,0 +1,1 @@
+"""Measurements: each is one command, interleaves what it compares, and prints ratios."""

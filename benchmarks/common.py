@@ -1,0 +1,123 @@
+"""What the measurements share: prompts, medians, memory bandwidth, tables, results as JSON."""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+ROOT = Path(__file__).parents[1]
+MODELS = ROOT / "model_repository" / "tandem" / "1"
+PROMPTS = ROOT / "tools" / "demo_models"
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+class Run(NamedTuple):
+    """One timed generation."""
+
+    tokens: int
+    seconds: float
+    drafted: int = 0
+    accepted: int = 0
+    rounds: int = 0
+
+
+class Summary(NamedTuple):
+    """A contender's runs over all prompts and repeats."""
+
+    tokens_per_second: float
+    """Median over repeats of tokens by seconds, all prompts together."""
+    acceptance_rate: float
+    tokens_per_round: float
+
+
+Contender = Callable[[list[int]], Run]
+
+
+def prompts(kind: str, count: int) -> list[str]:
+    """Prompts that ship with the demo models: `heldout` or `repetitive`."""
+    texts: list[str] = json.loads((PROMPTS / f"{kind}_prompts.json").read_text(encoding="utf-8"))
+    return texts[:count]
+
+
+def interleave(
+    contenders: dict[str, Contender], inputs: Sequence[list[int]], repeats: int
+) -> dict[str, Summary]:
+    """Runs every contender on every input, turn by turn, after one unmeasured round."""
+    runs: dict[str, list[list[Run]]] = defaultdict(list)
+    for contender in contenders.values():
+        contender(inputs[0])
+    for repeat in track(range(repeats), description="measuring", console=Console(stderr=True)):
+        for name in contenders:
+            runs[name].append([])
+        for tokens in inputs:
+            for name, contender in contenders.items():
+                runs[name][repeat].append(contender(tokens))
+    return {name: _summary(rounds) for name, rounds in runs.items()}
+
+
+def _summary(repeats: list[list[Run]]) -> Summary:
+    speeds = [sum(r.tokens for r in runs) / sum(r.seconds for r in runs) for runs in repeats]
+    every = [run for runs in repeats for run in runs]
+    drafted, rounds = sum(r.drafted for r in every), sum(r.rounds for r in every)
+    accepted = sum(r.accepted for r in every)
+    return Summary(
+        statistics.median(speeds),
+        accepted / drafted if drafted else 0.0,
+        1 + accepted / rounds if rounds else 1.0,
+    )
+
+
+def read_bandwidth(megabytes: int = 512, repeats: int = 5) -> float:
+    """Bytes a second that all threads together read from memory."""
+    data = torch.ones(megabytes << 18)
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        data.sum()
+        times.append(time.perf_counter() - start)
+    return data.numel() * 4 / min(times)
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    names = [
+        line.split(":")[1].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    return {
+        "cpu": names[0] if names else platform.processor(),
+        "threads": torch.get_num_threads(),
+        "read_gb_per_s": round(read_bandwidth() / 1e9, 1),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def show(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+    """Prints a table."""
+    table = Table(title=title)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
+    Console(width=110).print(table)
+
+
+def save(name: str, result: dict[str, Any]) -> None:
+    """Writes benchmarks/results/NAME.json."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(f"written: {path.relative_to(ROOT)}")
