@@ -37,7 +37,7 @@ class EngineConfig(BaseModel):
     """`auto`: the target checkpoint's own."""
     num_threads: Annotated[Count, Field(ge=1)] | None = None
     """CPU threads of the engine; None: all cores this process may use."""
-    seed: Annotated[Count, Field(ge=0)] | None = None
+    seed: Annotated[Count, Field(ge=0, lt=1 << 63)] | None = None
     """Seed of the draws for requests that bring none; None: from the system's entropy."""
 
     max_model_len: Annotated[Count, Field(ge=2)] | None = None
