@@ -1,0 +1,158 @@
+"""EngineConfig: every value checked, contradictions named, config.pbtxt's strings understood."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from tandem import EngineConfig
+from tandem.errors import ConfigError
+
+NAN, INF = float("nan"), float("inf")
+NUMBER_WORDS = ["many", NAN, INF, "nan", [1], {}, True, False, "true"]
+COUNT = [0, -1, 1.5, "0", None, *NUMBER_WORDS]
+OPTIONAL_COUNT = [value for value in COUNT if value is not None]
+FLAG = ["maybe", 2, None, [], 0.5]
+
+BAD = {
+    "engine": ["vlm", None, 3],
+    "model": [None, 3, []],
+    "draft_model": [3, []],
+    "tensor_parallel_size": [2, *COUNT],
+    "draft_tensor_parallel_size": [2, *COUNT],
+    "devices": [None, 3, True],
+    "dtype": ["int8", "fp32", None, 16],
+    "num_threads": OPTIONAL_COUNT,
+    "seed": [-1, 0.5, 1 << 63, *NUMBER_WORDS],
+    "max_model_len": [1, *OPTIONAL_COUNT],
+    "max_num_seqs": COUNT,
+    "max_num_batched_tokens": [15, *COUNT],
+    "max_queue_size": COUNT,
+    "kv_cache_memory": [0, "0", "-1GiB", "lots", "5 parsecs", -5, True, NAN],
+    "gpu_memory_utilization": [0, -0.5, 1.01, None, *NUMBER_WORDS],
+    "block_size": [257, *COUNT],
+    "enable_prefix_caching": FLAG,
+    "speculative_method": ["guess", "", 3],
+    "num_speculative_tokens": [65, *COUNT],
+    "prompt_lookup_min": COUNT,
+    "prompt_lookup_max": [33, *COUNT],
+    "speculative_disable_by_batch_size": OPTIONAL_COUNT,
+    "acceptance_method": ["always", None, True],
+    "log_level": ["loud", None, 3],
+}
+
+
+def flat(table: dict[str, list]) -> list[tuple]:
+    return [(key, value) for key, values in table.items() for value in values]
+
+
+def test_the_table_covers_every_parameter():
+    assert set(BAD) == set(EngineConfig.model_fields)
+
+
+@pytest.mark.parametrize(("key", "value"), flat(BAD))
+def test_a_bad_value_is_refused_in_one_sentence_that_names_the_key(key, value):
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig(**{"model": "folder"} | {key: value})
+    text = str(caught.value)
+    assert text.startswith(f"The parameter {key!r} is ")
+    assert text.endswith(".")
+    assert "\n" not in text
+    assert "but it " in text
+
+
+@pytest.mark.parametrize("key", ["num_draft_tokens", "Model", "self"])
+def test_an_unknown_parameter_is_named(key):
+    with pytest.raises(ConfigError, match=rf"^Unknown parameter {key!r}: .*\.$"):
+        EngineConfig(**{"model": "folder", key: 1})
+
+
+def test_a_missing_model_is_named():
+    with pytest.raises(ConfigError, match=r"^The parameter 'model' is missing: set it\.$"):
+        EngineConfig()
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        ({"prompt_lookup_min": 4, "prompt_lookup_max": 3}, ["prompt_lookup_min", "4", "3"]),
+        ({"max_num_seqs": 65, "max_num_batched_tokens": 64}, ["max_num_seqs", "65", "64"]),
+        ({"speculative_method": "draft_model"}, ["speculative_method", "draft_model is not set"]),
+    ],
+)
+def test_contradictions_name_both_values(values, names):
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig(model="folder", **values)
+    assert all(name in str(caught.value) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("values", "method", "lookahead"),
+    [
+        ({}, "none", 0),
+        ({"draft_model": "d"}, "draft_model", 4),
+        ({"draft_model": "d", "speculative_method": "none"}, "none", 0),
+        ({"speculative_method": "ngram", "num_speculative_tokens": 7}, "ngram", 7),
+    ],
+)
+def test_the_method_follows_from_what_is_given(values, method, lookahead):
+    config = EngineConfig(model="folder", **values)
+    assert (config.method, config.lookahead) == (method, lookahead)
+
+
+def test_a_configuration_crosses_a_process_border():
+    config = EngineConfig(model="folder", kv_cache_memory="3MiB", seed=5)
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+# -- config.pbtxt ------------------------------------------------------------------------------
+
+BASE = Path("/models/tandem/1")
+
+
+def read(**parameters: str) -> EngineConfig:
+    return EngineConfig.from_triton_parameters(parameters, BASE)
+
+
+def test_strings_become_values():
+    config = read(
+        model="/weights/target",
+        num_speculative_tokens=" 6 ",
+        kv_cache_memory="1.5GiB",
+        enable_prefix_caching="false",
+        gpu_memory_utilization="0.5",
+        dtype="bfloat16",
+    )
+    assert config.num_speculative_tokens == 6
+    assert config.kv_cache_memory == 3 << 29
+    assert config.enable_prefix_caching is False
+    assert config.gpu_memory_utilization == 0.5
+    assert config.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("target", "/models/tandem/1/target"),
+        ("../weights", "/models/tandem/weights"),
+        ("/weights", "/weights"),
+    ],
+)
+def test_relative_folders_start_at_the_version_folder(given, expected):
+    config = read(model=given, draft_model=given)
+    assert config.model == config.draft_model == Path(expected)
+
+
+@pytest.mark.parametrize("empty", ["", "  "])
+def test_empty_values_are_unset(empty):
+    config = read(model="target", draft_model=empty, max_model_len=empty, max_num_seqs=empty)
+    assert config == EngineConfig(model=BASE / "target")
+    with pytest.raises(ConfigError, match="'model' is missing"):
+        read(model=empty)
+
+
+def test_bad_strings_are_refused_by_name():
+    with pytest.raises(ConfigError, match=r"'max_num_seqs' is 'four', but it must be a valid int"):
+        read(model="target", max_num_seqs="four")
