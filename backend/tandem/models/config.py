@@ -77,8 +77,9 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_model_config(folder: Path) -> ModelConfig:
     """Reads `folder`/config.json. Raises `CheckpointError` for what the decoder does not do."""
     raw = read_json(folder / "config.json")
-    architecture = (raw.get("architectures") or ["none"])[0]
-    family = FAMILIES.get(architecture)
+    architectures = raw.get("architectures") or ["none"]
+    architecture = architectures[0] if isinstance(architectures, list) else architectures
+    family = FAMILIES.get(str(architecture))
     if family is None:
         raise CheckpointError(
             f"{folder} holds the architecture {architecture}, which the native engine does not "
@@ -88,6 +89,10 @@ def read_model_config(folder: Path) -> ModelConfig:
         return _parse(folder, raw, family)
     except KeyError as error:
         raise CheckpointError(f"{folder}/config.json lacks {error}: restore the file.") from None
+    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+        raise CheckpointError(
+            f"{folder}/config.json holds a value of the wrong kind ({error}): restore the file."
+        ) from None
 
 
 def _parse(folder: Path, raw: dict[str, Any], family: str) -> ModelConfig:

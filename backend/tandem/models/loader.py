@@ -127,7 +127,9 @@ def safetensors_files(folder: Path) -> Iterator[Path]:
     """The weight files that the folder's index names, or its only one."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        names = sorted(set(read_json(index).get("weight_map", {}).values()))
-        yield from (folder / name for name in names)
+        names = read_json(index).get("weight_map")
+        if not isinstance(names, dict):
+            raise CheckpointError(f"{index} holds no weight_map: restore the file.")
+        yield from (folder / name for name in sorted(set(names.values())))
         return
     yield folder / "model.safetensors"
