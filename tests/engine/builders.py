@@ -23,6 +23,8 @@ def make_request(
     **params: Any,
 ) -> Request:
     """A request that has already written `output`; other names are sampling parameters."""
+    if banned:
+        params["bad_words"] = ["spelled as in `banned`"]
     return Request(
         id=f"r{next(_ids)}",
         tokens=[*prompt, *output],
