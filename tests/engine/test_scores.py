@@ -137,9 +137,11 @@ def test_top_k_breaks_ties_by_token_id():
     assert allowed(FLAT, make_request([0], top_k=2)) == {0, 1}
 
 
-def test_greedy_rows_keep_all_but_edits():
+@pytest.mark.parametrize("neighbours", [0, 1])
+def test_greedy_rows_keep_all_but_edits(neighbours):
     request = make_request([0], temperature=0, top_k=1, top_p=0.1, min_p=0.9, logit_bias={1: 9})
-    found = scores(torch.tensor([LADDER]), [Row(request)])[0]
+    rows = [Row(request), Row(make_request([0], temperature=3, top_k=1))][: 1 + neighbours]
+    found = scores(torch.tensor([LADDER] * len(rows)), rows)[0]
     expected = [value + 9 * (token == 1) for token, value in enumerate(LADDER)]
     assert found.tolist() == pytest.approx(expected)
 
