@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Protocol
@@ -26,6 +27,8 @@ logger = logging.getLogger("tandem")
 FIRST_PAUSE_S = 1.0  # before a crashed engine is started again; doubles up to the longest
 LONGEST_PAUSE_S = 30.0
 STOP_GRACE_S = 5.0
+SENDING_SHARE = 0.05  # of the time, at most: answers pile up and are merged for the rest of it
+LONGEST_HOLD_S = 0.05
 
 
 class Sink(Protocol):
@@ -52,6 +55,7 @@ class EngineService:
         self._python = python or interpreter()
         self._lock = threading.Lock()  # over sending, the sinks and the process's exchange
         self._sinks: dict[str, Sink] = {}
+        self._begun: set[str] = set()  # requests that have had an answer; the watcher's own
         self._ids = itertools.count()
         self._stopping = threading.Event()
         self._connection: Connection | None = None
@@ -171,21 +175,36 @@ class EngineService:
     def _route_until_closed(self) -> None:
         connection = self._connection
         assert connection is not None
+        hold_until = 0.0
         try:
             while True:
-                self._dispatch(self._receive(connection))
+                messages = self._receive(connection, hold_until)
+                start = time.monotonic()
+                self._dispatch(messages)
+                end = time.monotonic()
+                hold_until = end + min((end - start) / SENDING_SHARE, LONGEST_HOLD_S)
         except (EOFError, OSError):
             with self._lock:
                 self._connection = None
             connection.close()
 
-    @staticmethod
-    def _receive(connection: Connection) -> list[Outputs | Refused]:
-        """Waits for a message and takes all others that have piled up behind it."""
+    def _receive(self, connection: Connection, hold_until: float) -> list[Outputs | Refused]:
+        """Waits for a message and takes all others that have piled up behind it.
+
+        Every answer costs processor time that the engine may need. So after a costly dispatch
+        the next is put off until `hold_until`, unless a request's first or last answer is due.
+        """
         messages = [connection.recv()]
-        while connection.poll(0):
+        while True:
+            wait = 0.0 if self._urgent(messages[-1]) else hold_until - time.monotonic()
+            if not connection.poll(max(0.0, wait)):
+                return messages
             messages.append(connection.recv())
-        return messages
+
+    def _urgent(self, message: Outputs | Refused) -> bool:
+        if isinstance(message, Refused):
+            return True
+        return any(out.finished or out.request_id not in self._begun for out in message.outputs)
 
     def _dispatch(self, messages: list[Outputs | Refused]) -> None:
         """One call a request: what has piled up is merged."""
@@ -200,16 +219,19 @@ class EngineService:
                 else:
                     merged[output.request_id] = output
         for request_id, output in merged.items():
+            self._begun.add(request_id)
             sink = self._take_sink(request_id) if output.finished else self._sinks[request_id]
             sink.on_output(output)
 
     def _take_sink(self, request_id: str) -> Sink:
+        self._begun.discard(request_id)
         with self._lock:
             return self._sinks.pop(request_id)
 
     def _fail_all(self, reason: str) -> None:
         with self._lock:
             sinks, self._sinks = list(self._sinks.values()), {}
+        self._begun.clear()
         for sink in sinks:
             sink.on_error(EngineDeadError(reason))
 

@@ -1,0 +1,98 @@
+"""Just enough of `triton_python_backend_utils` to see what the model sends, codes included."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+FINAL = 1
+
+
+@dataclass
+class Tensor:
+    name: str
+    values: np.ndarray
+
+    def as_numpy(self) -> np.ndarray:
+        return self.values
+
+
+class TritonError(Exception):
+    UNKNOWN, INTERNAL, NOT_FOUND, INVALID_ARG, UNAVAILABLE, CANCELLED = range(6)
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+@dataclass
+class InferenceResponse:
+    output_tensors: list[Tensor]
+    error: TritonError | None = None
+
+    def text(self, name: str = "text_output") -> str:
+        return self.values(name)[0].decode()
+
+    def values(self, name: str) -> list[Any]:
+        return next(t.values for t in self.output_tensors if t.name == name).tolist()
+
+    def names(self) -> set[str]:
+        return {tensor.name for tensor in self.output_tensors}
+
+
+@dataclass
+class Sender:
+    sent: list[InferenceResponse] = field(default_factory=list)
+    finals: int = 0
+    cancelled: bool = False
+
+    def send(self, response: InferenceResponse, flags: int = 0) -> None:
+        assert self.finals == 0, "a response after the final one"
+        self.sent.append(response)
+        self.finals += flags == FINAL
+
+    def is_cancelled(self) -> bool:
+        assert self.finals == 0, "Triton was asked about an answered request"
+        return self.cancelled
+
+
+@dataclass
+class Request:
+    inputs: dict[str, Any]
+    own_parameters: str = "{}"
+    sender: Sender = field(default_factory=Sender)
+
+    def get_response_sender(self) -> Sender:
+        return self.sender
+
+    def parameters(self) -> str:
+        return self.own_parameters
+
+
+def get_input_tensor_by_name(request: Request, name: str) -> Tensor | None:
+    if name not in request.inputs:
+        return None
+    value = request.inputs[name]
+    value = value.encode() if isinstance(value, str) else value
+    if isinstance(value, bytes):
+        return Tensor(name, np.array([value], dtype=np.object_))
+    return Tensor(name, np.atleast_1d(np.array(value)))
+
+
+def install() -> None:
+    """Makes the model's `import triton_python_backend_utils` find this module."""
+    module = ModuleType("triton_python_backend_utils")
+    names = {
+        "Tensor": Tensor,
+        "TritonError": TritonError,
+        "InferenceResponse": InferenceResponse,
+        "TRITONSERVER_RESPONSE_COMPLETE_FINAL": FINAL,
+        "get_input_tensor_by_name": get_input_tensor_by_name,
+    }
+    for name, value in names.items():
+        setattr(module, name, value)
+    sys.modules["triton_python_backend_utils"] = module

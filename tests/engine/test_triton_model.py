@@ -1,0 +1,135 @@
+"""The model's answers where Triton's front ends hide them: error codes, finals, merging.
+
+A fake of Triton's module stands in; tests/triton speaks to the real server.
+"""
+
+import pytest
+
+from tandem.errors import EngineDeadError, QueueFullError
+from tandem.request import RequestOutput, SpeculationStats
+from tests.engine import fake_pb_utils
+from tests.engine.fake_pb_utils import Request, TritonError
+
+fake_pb_utils.install()
+
+from tandem.triton_model import TritonPythonModel  # noqa: E402
+
+
+class FakeService:
+    """Keeps what was submitted; the test answers."""
+
+    def __init__(self):
+        self.sinks, self.asked, self.aborted = {}, [], []
+        self.refusal = None
+
+    def submit(self, prompt, params, sink):
+        if self.refusal:
+            raise self.refusal
+        request_id = f"request-{len(self.sinks)}"
+        self.sinks[request_id] = sink
+        self.asked.append((prompt, params))
+        return request_id
+
+    def abort(self, request_id):
+        self.aborted.append(request_id)
+
+
+@pytest.fixture
+def model():
+    model = TritonPythonModel()
+    model.service, model.active = FakeService(), {}
+    return model
+
+
+def ask(model, **inputs):
+    request = Request(inputs)
+    model.execute([request])
+    return request.sender
+
+
+BAD = {
+    "no prompt": {},
+    "both prompts": {"text_input": "a", "input_ids": [1]},
+    "empty": {"text_input": ""},
+    "not UTF-8": {"text_input": b"\xff"},
+    "image": {"text_input": "a", "image": "x"},
+    "not JSON": {"text_input": "a", "sampling_parameters": "{"},
+    "not an object": {"text_input": "a", "sampling_parameters": "[1]"},
+    "unknown key": {"text_input": "a", "sampling_parameters": '{"maximum": 1}'},
+    "bad value": {"text_input": "a", "sampling_parameters": '{"max_tokens": 0}'},
+    "stream with the prompt": {"text_input": "a", "stream": True, "exclude_input_in_output": False},
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_invalid_argument_once(name, model):
+    sender = ask(model, **BAD[name])
+    assert [response.error.code for response in sender.sent] == [TritonError.INVALID_ARG]
+    assert sender.finals == 1
+    assert not model.service.sinks
+
+
+@pytest.mark.parametrize("error", [QueueFullError("full"), EngineDeadError("dead")])
+def test_no_place_is_unavailable(error, model):
+    sender = ask(model, text_input="a")
+    model.service.sinks["request-0"].on_error(error)
+    assert [response.error.code for response in sender.sent] == [TritonError.UNAVAILABLE]
+    assert sender.finals == 1 and not model.active
+
+
+def test_a_dead_engine_refuses_at_once(model):
+    model.service.refusal = EngineDeadError("restarting: try again")
+    sender = ask(model, text_input="a")
+    assert sender.sent[0].error.code == TritonError.UNAVAILABLE
+    assert sender.finals == 1 and not model.active
+
+
+def test_cancelling_aborts_once_and_answers_cancelled(model):
+    sender = ask(model, text_input="a", stream=True)
+    stream = model.active["request-0"]
+    assert not stream.cancelled()
+    sender.cancelled = True
+    assert stream.cancelled() and not stream.cancelled()
+    stream.on_output(RequestOutput("request-0", finish_reason="abort"))
+    assert sender.sent[0].error.code == TritonError.CANCELLED
+    assert sender.finals == 1 and not model.active
+    assert not stream.cancelled()
+
+
+def test_streaming_sends_each_run_and_holds_back_what_shows_nothing(model):
+    sender = ask(model, text_input="a", stream=True, return_num_output_tokens=True)
+    sink = model.service.sinks["request-0"]
+    sink.on_output(RequestOutput("request-0", text="x", token_ids=[1, 2]))
+    sink.on_output(RequestOutput("request-0", text="", token_ids=[3]))
+    sink.on_output(RequestOutput("request-0", text="y", token_ids=[4], finish_reason="stop"))
+    assert [response.text() for response in sender.sent] == ["x", "y"]
+    assert [response.values("num_output_tokens") for response in sender.sent] == [[2], [2]]
+    assert sender.finals == 1
+
+
+def test_without_streaming_one_answer_with_the_prompt_before_it(model):
+    sender = ask(model, text_input="a", return_speculation_stats=True, return_finish_reason=True)
+    sink = model.service.sinks["request-0"]
+    sink.on_output(RequestOutput("request-0", text="x", token_ids=[1]))
+    stats = SpeculationStats(drafted=8, accepted=6, rounds=2)
+    sink.on_output(
+        RequestOutput("request-0", text="y", token_ids=[2], finish_reason="length", stats=stats)
+    )
+    (response,) = sender.sent
+    assert response.text() == "axy"
+    assert response.values("finish_reason") == [b"length"]
+    assert response.values("acceptance_rate") == [0.75]
+    assert response.values("num_rounds") == [2]
+
+
+def test_optional_outputs_only_when_asked(model):
+    sender = ask(model, text_input="a")
+    output = RequestOutput("request-0", text="x", token_ids=[1], finish_reason="stop")
+    model.service.sinks["request-0"].on_output(output)
+    assert sender.sent[0].names() == {"text_output"}
+
+
+def test_own_parameters_serve_where_the_tensor_is_absent(model):
+    request = Request({"text_input": "a"}, '{"max_tokens": 3, "triton_internal": true}')
+    model.execute([request])
+    assert model.service.asked[0][1].max_tokens == 3
