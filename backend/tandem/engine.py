@@ -52,6 +52,7 @@ class Engine:
         self.proposer = parts.proposer
         self.sampler = parts.sampler
         self._streams: dict[str, OutputStream] = {}
+        self._unread: dict[str, RequestOutput | None] = {}
         self._ids = itertools.count()
 
     # -- requests ------------------------------------------------------------------------------
@@ -199,30 +200,60 @@ class Engine:
         for prompt, one in zip(many, each, strict=True):
             tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
             self.limits.check(tokens, one)  # all of them before any is begun
-        results: dict[str, RequestOutput | None] = {}
+        begun: list[str] = []
+        running: set[str] = set()
         work = zip(many, each, strict=True)
-        with tqdm(total=len(many), disable=len(many) < PROGRESS_FROM, unit="prompt") as bar:
-            while len(results) < len(many) or not self.idle:
+        bar = tqdm(total=len(many), disable=len(many) < PROGRESS_FROM, unit="prompt")
+        try:
+            while len(begun) < len(many) or running:
                 for prompt, one in itertools.islice(work, self._room()):
-                    results[self.add_request(prompt, one)] = None
-                for output in self.step():
-                    _collect(results, output)
-                    bar.update(output.finished)
-        return [output for output in results.values() if output is not None]
+                    begun.append(self._begin(prompt, one))
+                    running.add(begun[-1])
+                self._advance()
+                bar.update(len(running - self._streams.keys()))
+                running &= self._streams.keys()
+            outputs = [self._unread[request_id] for request_id in begun]
+            return [output for output in outputs if output is not None]
+        finally:
+            bar.close()
+            for request_id in begun:
+                self._end(request_id)
 
     def _room(self) -> int:
         return self.config.max_queue_size - len(self.scheduler.waiting)
+
+    def _begin(self, prompt: Prompt, params: SamplingParams) -> str:
+        request_id = self.add_request(prompt, params)
+        self._unread[request_id] = None
+        return request_id
+
+    def _advance(self) -> None:
+        """A step; every `generate` and `stream` under way finds its own outputs in `_unread`."""
+        for output in self.step():
+            unread = self._unread.get(output.request_id)
+            if unread is not None:
+                unread.merge(output)
+            elif output.request_id in self._unread:
+                self._unread[output.request_id] = output
+
+    def _end(self, request_id: str) -> None:
+        self.abort(request_id)
+        self._unread.pop(request_id, None)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
         """Yields what each round adds to one completion; leaving early aborts it."""
-        request_id = self.add_request(prompt, params or SamplingParams())
+        request_id = self._begin(prompt, params or SamplingParams())
         try:
-            while request_id in self._streams:
-                yield from (out for out in self.step() if out.request_id == request_id)
+            while (output := self._unread[request_id]) is not None or request_id in self._streams:
+                self._unread[request_id] = None
+                if output is None:
+                    self._advance()
+                else:
+                    yield output
         finally:
-            self.abort(request_id)
+            self._end(request_id)
 
     def stats(self) -> EngineStats:
         """What is going on now."""
@@ -262,11 +293,3 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
-
-
-def _collect(results: dict[str, RequestOutput | None], output: RequestOutput) -> None:
-    before = results.get(output.request_id)
-    if before is None:
-        results[output.request_id] = output
-    else:
-        before.merge(output)
