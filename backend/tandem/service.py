@@ -59,7 +59,7 @@ class EngineService:
         self._ids = itertools.count()
         self._stopping = threading.Event()
         self._connection: Connection | None = None
-        self._process = self._launch()
+        self._launch()
         self._thread = threading.Thread(target=self._watch, name="tandem-service", daemon=True)
         self._thread.start()
 
@@ -94,16 +94,21 @@ class EngineService:
         with self._lock:
             if self._connection is not None:
                 self._hang_up(self._connection)
+            else:
+                self._process.kill()  # crashed already, or just being started again
         self._thread.join()
         self._end_process()
         self._fail_all("The model is being unloaded.")
 
     # -- the process ---------------------------------------------------------------------------
 
-    def _launch(self) -> subprocess.Popen[bytes]:
+    def _launch(self) -> None:
+        """Starts a process and waits until it is ready, or is killed because we stop."""
         ours, theirs = socket.socketpair()
-        with theirs:
-            process = subprocess.Popen(
+        with theirs, self._lock:
+            if self._stopping.is_set():
+                raise EngineDeadError("The model is being unloaded.")
+            self._process = subprocess.Popen(
                 [self._python, "-m", "tandem.service_worker", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -113,13 +118,16 @@ class EngineService:
             connection.send(Start(self._config))
             answer = connection.recv()
         except (EOFError, OSError):
-            answer = Failed(f"The engine's process ended with code {process.wait()} at start.")
+            code = self._process.wait()
+            answer = Failed(f"The engine's process ended with code {code} at start.")
         if not isinstance(answer, Ready):
             connection.close()
-            process.wait()
+            self._process.wait()
             raise ConfigError(answer.reason)
-        self._connection = connection
-        return process
+        with self._lock:
+            self._connection = connection
+            if self._stopping.is_set():
+                self._hang_up(connection)
 
     def _end_process(self) -> None:
         try:
@@ -165,9 +173,9 @@ class EngineService:
         pause = FIRST_PAUSE_S
         while not self._stopping.wait(pause):
             try:
-                self._process = self._launch()
+                self._launch()
                 return True
-            except TandemError as error:
+            except (TandemError, OSError) as error:
                 logger.error("The engine did not start again: %s", error)
                 pause = min(2 * pause, LONGEST_PAUSE_S)
         return False
