@@ -13,9 +13,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from tandem.config import EngineConfig
 from tandem.errors import ConfigError, EngineDeadError, TandemError
@@ -23,6 +24,7 @@ from tandem.messages import Abort, Failed, Outputs, Ready, Refused, Start, Submi
 from tandem.request import RequestOutput, SamplingParams
 
 logger = logging.getLogger("tandem")
+Answer = TypeVar("Answer", RequestOutput, TandemError)
 
 FIRST_PAUSE_S = 1.0  # before a crashed engine is started again; doubles up to the longest
 LONGEST_PAUSE_S = 30.0
@@ -219,7 +221,7 @@ class EngineService:
         merged: dict[str, RequestOutput] = {}
         for message in messages:
             if isinstance(message, Refused):
-                self._take_sink(message.request_id).on_error(message.error())
+                _deliver(self._take_sink(message.request_id).on_error, message.error())
                 continue
             for output in message.outputs:
                 if output.request_id in merged:
@@ -229,7 +231,7 @@ class EngineService:
         for request_id, output in merged.items():
             self._begun.add(request_id)
             sink = self._take_sink(request_id) if output.finished else self._sinks[request_id]
-            sink.on_output(output)
+            _deliver(sink.on_output, output)
 
     def _take_sink(self, request_id: str) -> Sink:
         self._begun.discard(request_id)
@@ -241,7 +243,15 @@ class EngineService:
             sinks, self._sinks = list(self._sinks.values()), {}
         self._begun.clear()
         for sink in sinks:
-            sink.on_error(EngineDeadError(reason))
+            _deliver(sink.on_error, EngineDeadError(reason))
+
+
+def _deliver(take: Callable[[Answer], None], answer: Answer) -> None:
+    """Hands an answer over. A sink that fails harms its own request alone."""
+    try:
+        take(answer)
+    except Exception:
+        logger.exception("An answer could not be handed over.")
 
 
 def interpreter() -> str:
