@@ -207,9 +207,12 @@ class EngineService:
         messages = [connection.recv()]
         while True:
             wait = 0.0 if self._urgent(messages[-1]) else hold_until - time.monotonic()
-            if not connection.poll(max(0.0, wait)):
+            try:
+                if not connection.poll(max(0.0, wait)):
+                    return messages
+                messages.append(connection.recv())
+            except (EOFError, OSError):  # what came before counts; the next call raises again
                 return messages
-            messages.append(connection.recv())
 
     def _urgent(self, message: Outputs | Refused) -> bool:
         if isinstance(message, Refused):
