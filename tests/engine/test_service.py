@@ -1,0 +1,306 @@
+"""The engine in a process of its own: every request is answered once, whatever dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tandem import EngineConfig, RequestOutput, SamplingParams, service
+from tandem.errors import (
+    ConfigError,
+    EngineDeadError,
+    InvalidRequestError,
+    QueueFullError,
+    TandemError,
+)
+from tandem.service import EngineService
+from tests.engine.conftest import ENGINE_DEFAULTS
+
+WAIT_S = 60
+LONG = SamplingParams(max_tokens=None, seed=1)
+SHORT = SamplingParams(max_tokens=8, temperature=0)
+
+
+class Answer:
+    """A sink that keeps what it is told and can be waited for."""
+
+    def __init__(self) -> None:
+        self.outputs: list[RequestOutput] = []
+        self.errors: list[TandemError] = []
+        self.begun, self.over = threading.Event(), threading.Event()
+        self.calls_after_the_end = 0
+
+    def on_output(self, output: RequestOutput) -> None:
+        self.calls_after_the_end += self.over.is_set()
+        self.outputs.append(output)
+        self.begun.set()
+        if output.finished:
+            self.over.set()
+
+    def on_error(self, error: TandemError) -> None:
+        self.calls_after_the_end += self.over.is_set()
+        self.errors.append(error)
+        self.begun.set()
+        self.over.set()
+
+    def wait(self) -> Answer:
+        assert self.over.wait(WAIT_S), "no end came"
+        return self
+
+    @property
+    def text(self) -> str:
+        return "".join(output.text for output in self.outputs)
+
+    @property
+    def reason(self) -> str | None:
+        return self.outputs[-1].finish_reason if self.outputs else None
+
+
+def submit(one: EngineService, prompt: str | list[int], params: SamplingParams = SHORT) -> Answer:
+    answer = Answer()
+    answer.id = one.submit(prompt, params, answer)  # type: ignore[attr-defined]
+    return answer
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits for something that no event announces."""
+    pause = threading.Event()
+    for _ in range(WAIT_S * 50):
+        if condition():
+            return
+        pause.wait(0.02)
+    pytest.fail("it did not happen in time")
+
+
+def gone(pid: int) -> bool:
+    """Whether the process has ended (whoever inherits orphans may leave them as zombies)."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def children() -> set[int]:
+    return {process.pid for process in psutil.Process().children()}
+
+
+def config_of(target: Path, **parameters) -> EngineConfig:
+    defaults = ENGINE_DEFAULTS | {"max_num_seqs": 4, "max_queue_size": 40}
+    return EngineConfig(**defaults | {"model": target} | parameters)
+
+
+@pytest.fixture(scope="module")
+def shared(target: Path, good_draft: Path) -> Iterator[EngineService]:
+    """A service for the tests that leave it whole."""
+    one = EngineService(config_of(target, draft_model=good_draft))
+    yield one
+    one.stop()
+
+
+@pytest.fixture
+def own(target: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineService]:
+    """A service to be broken; it starts again at once."""
+    monkeypatch.setattr(service, "FIRST_PAUSE_S", 0.0)
+    one = EngineService(config_of(target))
+    yield one
+    one.stop()
+
+
+# -- answers -----------------------------------------------------------------------------------
+
+
+def test_text_and_ids_are_answered_as_by_an_engine_here(shared, engine):
+    expected = engine().generate("t1 t2 t3", SHORT)[0]
+    for prompt in ("t1 t2 t3", [1, 2, 3]):
+        answer = submit(shared, prompt).wait()
+        assert answer.text == expected.text
+        assert answer.reason == "length"
+        assert answer.errors == []
+
+
+def test_32_requests_at_once_get_32_answers_of_their_own(shared, engine):
+    params = [SamplingParams(max_tokens=5 + n % 9, seed=n) for n in range(32)]
+    prompts = [[n, n + 1, n + 2] for n in range(32)]
+    with ThreadPoolExecutor(32) as pool:
+        answers = list(pool.map(submit, [shared] * 32, prompts, params))
+    expected = engine().generate(prompts, params)
+    assert [answer.wait().text for answer in answers] == [output.text for output in expected]
+    assert all(answer.calls_after_the_end == 0 for answer in answers)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "said"),
+    [
+        ([], SHORT, "empty"),
+        ([500], SHORT, "outside the vocabulary"),
+        ([1] * 256, SHORT, "256 tokens"),
+        ("t1", SamplingParams(stop_token_ids=[99]), "stop_token_ids"),
+        ("\ud800", SHORT, "not valid Unicode"),
+    ],
+)
+def test_a_refused_request_gets_one_error_and_the_next_is_served(shared, prompt, params, said):
+    refused, fine = submit(shared, prompt, params), submit(shared, "t1")
+    assert fine.wait().reason == "length"
+    (error,) = refused.wait().errors
+    assert isinstance(error, InvalidRequestError)
+    assert said in str(error)
+    assert refused.outputs == []
+
+
+def test_requests_beyond_the_queue_are_refused(shared):
+    os.kill(shared.pid, signal.SIGSTOP)  # so that all of them arrive before any is begun
+    try:
+        answers = [submit(shared, "t1") for _ in range(60)]
+    finally:
+        os.kill(shared.pid, signal.SIGCONT)
+    errors = [error for answer in answers for error in answer.wait().errors]
+    assert all(isinstance(error, QueueFullError) for error in errors)
+    assert 1 <= len(errors) <= 60 - 40
+    assert sum(answer.reason == "length" for answer in answers) == 60 - len(errors)
+
+
+def test_a_sink_that_fails_harms_no_one_else(shared):
+    class Failing(Answer):
+        def on_output(self, output: RequestOutput) -> None:
+            super().on_output(output)
+            raise OSError("the client is gone")
+
+    failing = Failing()
+    shared.submit("t1 t2", SamplingParams(max_tokens=50), failing)
+    other = submit(shared, "t1 t2", SamplingParams(max_tokens=50))
+    assert failing.wait().reason == "length"
+    assert other.wait().reason == "length"
+    assert submit(shared, "t1").wait().reason == "length"
+
+
+# -- aborts ------------------------------------------------------------------------------------
+
+
+def test_a_running_request_is_aborted(shared):
+    answer = submit(shared, "t1", LONG)
+    assert answer.begun.wait(WAIT_S)
+    shared.abort(answer.id)
+    assert answer.wait().reason == "abort"
+
+
+def test_a_queued_request_is_aborted(shared):
+    running = [submit(shared, "t1", LONG) for _ in range(4)]
+    queued = submit(shared, "t2", LONG)
+    shared.abort(queued.id)
+    assert queued.wait().reason == "abort"
+    assert queued.outputs[-1].token_ids == []
+    for answer in running:
+        shared.abort(answer.id)
+    assert all(answer.wait().reason in ("abort", "length") for answer in running)
+
+
+def test_aborting_what_is_over_or_unknown_changes_nothing(shared):
+    answer = submit(shared, "t1").wait()
+    shared.abort(answer.id)
+    shared.abort("never seen")
+    assert submit(shared, "t1").wait().reason == "length"
+    assert answer.calls_after_the_end == 0
+    assert len(answer.errors) == 0
+
+
+def test_aborts_that_cross_the_end_give_one_end(shared):
+    answers = [submit(shared, "t1", SamplingParams(max_tokens=n % 5 + 1)) for n in range(30)]
+    for answer in answers:
+        shared.abort(answer.id)
+    assert {answer.wait().reason for answer in answers} <= {"abort", "length"}
+    assert submit(shared, "t1").wait().reason == "length"
+    assert all(answer.calls_after_the_end == 0 for answer in answers)
+
+
+# -- ends --------------------------------------------------------------------------------------
+
+
+def test_a_killed_engine_fails_its_requests_once_and_starts_again(own):
+    answers = [submit(own, "t1", LONG) for _ in range(8)]
+    assert answers[0].begun.wait(WAIT_S)
+    killed = own.pid
+    os.kill(killed, signal.SIGKILL)
+    for answer in answers:
+        answer.wait()
+        assert answer.reason == "length" or isinstance(answer.errors[0], EngineDeadError)
+    assert any(answer.errors for answer in answers)
+    until(lambda: own.alive)
+    assert own.pid != killed
+    assert gone(killed)
+    assert submit(own, "t1").wait().reason == "length"
+    assert all(answer.calls_after_the_end == 0 for answer in answers)
+
+
+def test_requests_are_refused_while_the_engine_is_away(own, monkeypatch):
+    monkeypatch.setattr(service, "FIRST_PAUSE_S", WAIT_S)
+    os.kill(own.pid, signal.SIGKILL)
+    until(lambda: not own.alive)
+    with pytest.raises(EngineDeadError, match="restarting after a crash"):
+        submit(own, "t1")
+
+
+def test_stop_ends_the_process_and_fails_what_is_running(own):
+    answers = [submit(own, "t1", LONG) for _ in range(6)]
+    assert answers[0].begun.wait(WAIT_S)
+    pid = own.pid
+    own.stop()
+    assert gone(pid)
+    for answer in answers:
+        assert answer.reason == "length" or "unloaded" in str(answer.wait().errors[0])
+    with pytest.raises(EngineDeadError):
+        submit(own, "t1")
+    own.stop()
+
+
+def test_stop_does_not_wait_for_an_engine_that_is_starting_again(own):
+    before = children()
+    os.kill(own.pid, signal.SIGKILL)
+    until(lambda: bool(children() - before))
+    stopping = threading.Thread(target=own.stop, daemon=True)
+    stopping.start()
+    stopping.join(WAIT_S)
+    assert not stopping.is_alive()
+    assert children() < before
+
+
+PARENT = """
+import sys, threading
+from tandem import SamplingParams
+from tandem.service import EngineService
+from tests.engine.test_service import LONG, config_of, submit
+one = EngineService(config_of(sys.argv[1]))
+submit(one, "t1", LONG).begun.wait()
+print(one.pid, flush=True)
+threading.Event().wait()
+"""
+
+
+def test_the_engine_dies_with_its_parent(target):
+    command = [sys.executable, "-c", PARENT, str(target)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert not gone(pid)
+        parent.kill()
+    until(lambda: gone(pid))
+
+
+def test_what_is_wrong_at_the_start_is_raised(tmp_path):
+    before = children()
+    with pytest.raises(ConfigError, match=r"config.json does not exist"):
+        EngineService(config_of(tmp_path))
+    assert children() <= before
+
+
+def test_a_process_that_ends_at_the_start_is_reported(target):
+    with pytest.raises(ConfigError, match="ended with code 1 at start"):
+        EngineService(config_of(target), python="/bin/false")
