@@ -22,6 +22,7 @@ from tandem.errors import (
     QueueFullError,
     TandemError,
 )
+from tandem.messages import Outputs
 from tandem.service import EngineService
 from tests.engine.conftest import ENGINE_DEFAULTS
 
@@ -238,6 +239,31 @@ def test_a_killed_engine_fails_its_requests_once_and_starts_again(own):
     assert gone(killed)
     assert submit(own, "t1").wait().reason == "length"
     assert all(answer.calls_after_the_end == 0 for answer in answers)
+
+
+class Closing:
+    """A connection with messages left to read, and then its end."""
+
+    def __init__(self, *messages: Outputs) -> None:
+        self.messages = list(messages)
+
+    def poll(self, timeout: float) -> bool:
+        return True
+
+    def recv(self) -> Outputs:
+        if not self.messages:
+            raise EOFError
+        return self.messages.pop(0)
+
+
+def test_what_the_engine_sent_before_it_died_is_kept():
+    one = EngineService.__new__(EngineService)
+    one._begun = set()
+    sent = [Outputs([RequestOutput("a")]), Outputs([RequestOutput("a", finish_reason="stop")])]
+    connection = Closing(*sent)
+    assert one._receive(connection, 0.0) == sent
+    with pytest.raises(EOFError):
+        one._receive(connection, 0.0)
 
 
 def test_requests_are_refused_while_the_engine_is_away(own, monkeypatch):
