@@ -5,11 +5,9 @@ from __future__ import annotations
 import io
 
 import pytest
-import torch
 
 from tandem import SamplingParams
 from tandem.errors import InvalidRequestError, QueueFullError
-from tests.engine.references import hf_logits
 
 PROMPTS = ["t1 t2 t3", "t4 t5", "t6", "t7 t8 t9 t10"]
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -224,57 +222,6 @@ def test_bad_words_are_not_written(engine, good_draft):
     params = SamplingParams(temperature=0, max_tokens=12, bad_words=words)
     (output,) = one.generate("t1 t2 t3", params)
     assert not any(f" {word} " in output.text + " " for word in words)
-
-
-# -- logprobs ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("count", [0, 1, 5])
-@pytest.mark.parametrize("temperature", [0.0, 1.3])
-@pytest.mark.parametrize("draft", [False, True])
-def test_logprobs_are_those_of_the_model(engine, target, good_draft, count, temperature, draft):
-    one = engine(**({"draft_model": good_draft} if draft else {}))
-    params = SamplingParams(temperature=temperature, max_tokens=12, logprobs=count, top_k=9)
-    (output,) = one.generate([1, 2, 3], params)
-    expected = hf_logits(target, [1, 2, 3, *output.token_ids])[2:-1].log_softmax(-1)
-    assert len(output.logprobs) == 12
-    for token, found, line in zip(output.token_ids, output.logprobs, expected, strict=True):
-        best = line.topk(count).indices.tolist()
-        assert found.sampled == token
-        assert set(found.entries) == {token, *best}
-        for entry, (value, rank, text) in found.entries.items():
-            assert value == pytest.approx(float(line[entry]), abs=1e-4)
-            assert rank == int((line > line[entry]).sum()) + 1
-            assert text == f"t{entry}"
-    own = torch.stack([line[t] for line, t in zip(expected, output.token_ids, strict=True)])
-    assert output.cumulative_logprob == pytest.approx(float(own.sum()), abs=1e-3)
-
-
-def test_logprobs_do_not_depend_on_sampling_parameters(engine):
-    edits = {"logit_bias": {3: 5.0}, "repetition_penalty": 1.5, "top_p": 0.5, "min_tokens": 1}
-    one = engine()
-    params = SamplingParams(temperature=0.4, max_tokens=1, logprobs=3, seed=1, **edits)
-    (plain,) = one.generate([1, 2], SamplingParams(temperature=0, max_tokens=1, logprobs=3))
-    (edited,) = one.generate([1, 2], params)
-    best = sorted(plain.logprobs[0].entries.items(), key=lambda item: item[1][1])[:3]
-    for token, entry in best:
-        assert edited.logprobs[0].entries[token] == pytest.approx(entry, abs=1e-5)
-
-
-def test_a_streams_logprobs_add_up(engine, good_draft):
-    params = SamplingParams(temperature=0, max_tokens=12, logprobs=0)
-    parts = list(engine(draft_model=good_draft).stream([1, 2, 3], params))
-    total = 0.0
-    for part in parts:
-        assert len(part.logprobs) == len(part.token_ids) == len(part.drafted)
-        total += sum(entry.entries[entry.sampled][0] for entry in part.logprobs)
-        assert part.cumulative_logprob == pytest.approx(total)
-
-
-def test_without_asking_there_are_no_logprobs(engine):
-    (output,) = engine().generate("t1", GREEDY)
-    assert output.logprobs == []
-    assert output.cumulative_logprob == 0.0
 
 
 # -- by hand -----------------------------------------------------------------------------------
