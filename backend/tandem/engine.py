@@ -220,7 +220,8 @@ class Engine:
                 self._end(request_id)
 
     def _room(self) -> int:
-        return self.config.max_queue_size - len(self.scheduler.waiting)
+        """Preempted requests may fill the queue beyond its size."""
+        return max(0, self.config.max_queue_size - len(self.scheduler.waiting))
 
     def _begin(self, prompt: Prompt, params: SamplingParams) -> str:
         request_id = self.add_request(prompt, params)
