@@ -31,7 +31,7 @@ class Limits:
 
     def __init__(self, model: ModelConfig, max_model_len: int) -> None:
         self.vocab_size = model.vocab_size
-        self.eos_ids = frozenset(model.eos_ids)
+        self.eos_ids = frozenset(i for i in model.eos_ids if 0 <= i < model.vocab_size)
         self.max_model_len = max_model_len
 
     def check(self, tokens: Sequence[int], params: SamplingParams) -> None:

@@ -168,4 +168,4 @@ def _eos_ids(folder: Path, raw: dict[str, Any]) -> tuple[int, ...]:
     ids = raw.get("eos_token_id") if ids is None else ids
     if ids is None:
         return ()
-    return tuple(ids) if isinstance(ids, list) else (int(ids),)
+    return tuple(int(i) for i in (ids if isinstance(ids, list) else [ids]))
