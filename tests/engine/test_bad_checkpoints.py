@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from tandem import SamplingParams
 from tandem.errors import CheckpointError, ConfigError, TandemError
 from tests.engine.checkpoints import make_checkpoint
 
@@ -90,6 +91,7 @@ def test_a_missing_key_is_named(refusal, copy, key):
         {"num_attention_heads": 0},
         {"num_attention_heads": [4]},
         {"eos_token_id": "end"},
+        {"eos_token_id": ["end"]},
         {"architectures": 3},
         {"rope_parameters": "default"},
         {"rope_parameters": {"rope_type": "llama3"}},
@@ -128,6 +130,15 @@ def test_an_unknown_dtype(refusal, engine, copy):
     assert "float64" in text
     assert "set dtype" in text
     engine(model=copy, dtype="float32")
+
+
+def test_an_end_of_sequence_outside_the_vocabulary_ends_nothing(engine, copy):
+    edit_config(copy, eos_token_id=[500, 3])
+    (copy / "generation_config.json").unlink()
+    one = engine(model=copy)
+    assert one.limits.eos_ids == {3}
+    (output,) = one.generate([1], SamplingParams(min_tokens=4, max_tokens=4))
+    assert len(output.token_ids) == 4
 
 
 # -- lengths -----------------------------------------------------------------------------------

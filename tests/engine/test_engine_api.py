@@ -51,6 +51,13 @@ def test_more_prompts_than_the_queue_holds(engine):
     assert len(outputs) == 9
 
 
+def test_preempted_requests_do_not_count_against_the_queue(engine):
+    one = engine(max_queue_size=1, kv_cache_memory="50KiB", max_model_len=64)
+    params = SamplingParams(max_tokens=60, temperature=0)
+    assert len(one.generate([[5, n] for n in range(7)], params)) == 7
+    assert one.stats().preemptions > 0
+
+
 def test_default_parameters_are_used_where_none_are_given(engine):
     (output,) = engine().generate("t1")
     assert len(output.token_ids) == 16
