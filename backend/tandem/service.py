@@ -224,7 +224,9 @@ class EngineService:
         merged: dict[str, RequestOutput] = {}
         for message in messages:
             if isinstance(message, Refused):
-                _deliver(self._take_sink(message.request_id).on_error, message.error())
+                sink = self._take_sink(message.request_id)
+                if sink is not None:
+                    _deliver(sink.on_error, message.error())
                 continue
             for output in message.outputs:
                 if output.request_id in merged:
@@ -232,14 +234,25 @@ class EngineService:
                 else:
                     merged[output.request_id] = output
         for request_id, output in merged.items():
+            sink = self._sinks.get(request_id)
+            if sink is None:  # it was given up
+                continue
             self._begun.add(request_id)
-            sink = self._take_sink(request_id) if output.finished else self._sinks[request_id]
-            _deliver(sink.on_output, output)
+            if output.finished:
+                self._take_sink(request_id)
+            if not _deliver(sink.on_output, output):
+                self._give_up(request_id, sink)
 
-    def _take_sink(self, request_id: str) -> Sink:
+    def _give_up(self, request_id: str, sink: Sink) -> None:
+        """A sink that lost a part of its answer gets no more of it, but an end."""
+        self._take_sink(request_id)
+        self.abort(request_id)
+        _deliver(sink.on_error, TandemError("An answer could not be sent: see the log."))
+
+    def _take_sink(self, request_id: str) -> Sink | None:
         self._begun.discard(request_id)
         with self._lock:
-            return self._sinks.pop(request_id)
+            return self._sinks.pop(request_id, None)
 
     def _fail_all(self, reason: str) -> None:
         with self._lock:
@@ -249,12 +262,14 @@ class EngineService:
             _deliver(sink.on_error, EngineDeadError(reason))
 
 
-def _deliver(take: Callable[[Answer], None], answer: Answer) -> None:
+def _deliver(take: Callable[[Answer], None], answer: Answer) -> bool:
     """Hands an answer over. A sink that fails harms its own request alone."""
     try:
         take(answer)
     except Exception:
         logger.exception("An answer could not be handed over.")
+        return False
+    return True
 
 
 def interpreter() -> str:

@@ -95,18 +95,21 @@ def test_requests_beyond_the_queue_are_refused(shared):
     assert sum(answer.reason == "length" for answer in answers) == 60 - len(errors)
 
 
-def test_a_sink_that_fails_harms_no_one_else(shared):
+@pytest.mark.parametrize("params", [LONG, SamplingParams(max_tokens=1)])
+def test_a_sink_that_fails_gets_an_end_and_harms_no_one_else(shared, params):
     class Failing(Answer):
         def on_output(self, output: RequestOutput) -> None:
             super().on_output(output)
             raise OSError("the client is gone")
 
     failing = Failing()
-    shared.submit("t1 t2", SamplingParams(max_tokens=50), failing)
+    shared.submit("t1 t2", params, failing)
     other = submit(shared, "t1 t2", SamplingParams(max_tokens=50))
-    assert failing.wait().reason == "length"
     assert other.wait().reason == "length"
+    assert "could not be sent" in str(failing.wait().errors[0])
+    assert len(failing.outputs) == 1
     assert submit(shared, "t1").wait().reason == "length"
+    assert failing.calls_after_the_end == (1 if params.max_tokens == 1 else 0)
 
 
 # -- aborts ------------------------------------------------------------------------------------
