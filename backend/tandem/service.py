@@ -204,9 +204,10 @@ class EngineService:
         Every answer costs processor time that the engine may need. So after a costly dispatch
         the next is put off until `hold_until`, unless a request's first or last answer is due.
         """
-        messages = [connection.recv()]
+        messages: list[Outputs | Refused] = [connection.recv()]
         while True:
-            wait = 0.0 if self._urgent(messages[-1]) else hold_until - time.monotonic()
+            urgent = any(self._urgent(message) for message in messages)
+            wait = 0.0 if urgent else hold_until - time.monotonic()
             try:
                 if not connection.poll(max(0.0, wait)):
                     return messages
