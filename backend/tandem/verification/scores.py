@@ -112,7 +112,7 @@ def _truncate_sorted(scored: Tensor, top_k: Sequence[int], top_p: Sequence[float
     vocab = scored.shape[-1]
     ordered, order = scored.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(vocab, device=scored.device)
-    limit = torch.tensor([k or vocab for k in top_k], device=scored.device)[:, None]
+    limit = torch.tensor([min(k, vocab) or vocab for k in top_k], device=scored.device)[:, None]
     ordered = ordered.masked_fill(rank >= limit, -torch.inf)
     before = ordered.softmax(-1).cumsum(-1).roll(1, -1)
     before[:, 0] = 0.0
