@@ -29,7 +29,7 @@ Answer = TypeVar("Answer", RequestOutput, TandemError)
 FIRST_PAUSE_S = 1.0  # before a crashed engine is started again; doubles up to the longest
 LONGEST_PAUSE_S = 30.0
 STOP_GRACE_S = 5.0
-SENDING_SHARE = 0.05  # of the time, at most: answers pile up and are merged for the rest of it
+SENDING_SHARE = 0.025  # of the time, at most: answers pile up and are merged for the rest of it
 LONGEST_HOLD_S = 0.05
 
 

@@ -1,6 +1,6 @@
 """The engine's process: `python -m tandem.service_worker FD`, started by `service`.
 
-One thread receives and tokenizes; the main thread steps the engine and sends. When the other
+One thread receives, one tokenizes, the main thread steps the engine and sends. When the other
 side is gone, the process ends at once, whatever it is doing.
 """
 
@@ -35,19 +35,27 @@ def main() -> None:
     except TandemError as error:
         connection.send(Failed(str(error)))
         return
+    received: Inbox = queue.SimpleQueue()
     inbox: Inbox = queue.SimpleQueue()
-    threading.Thread(target=_receive, args=(connection, engine, inbox), daemon=True).start()
+    threading.Thread(target=_receive, args=(connection, received), daemon=True).start()
+    threading.Thread(target=_tokenize, args=(received, engine, inbox), daemon=True).start()
     connection.send(Ready())
     _run(engine, connection, inbox)
 
 
-def _receive(connection: Connection, engine: Engine, inbox: Inbox) -> None:
-    """Feeds the inbox, with prompts tokenized, so that long ones do not hold up the loop."""
+def _receive(connection: Connection, received: Inbox) -> None:
+    """Reads at once whatever comes, so that the other side never waits to send."""
     while True:
         try:
-            message = connection.recv()
+            received.put(connection.recv())
         except (EOFError, OSError):
             os._exit(0)
+
+
+def _tokenize(received: Inbox, engine: Engine, inbox: Inbox) -> None:
+    """Feeds the inbox, with prompts tokenized, so that long ones do not hold up the loop."""
+    while True:
+        message = received.get()
         if isinstance(message, Submit) and isinstance(message.prompt, str):
             with suppress(TandemError):  # the engine refuses it when its turn comes
                 message = message._replace(prompt=engine.tokenizer.encode(message.prompt))

@@ -38,8 +38,8 @@ class Tokenizer:
         return self._ids(text, False)
 
     def _ids(self, text: str, special: bool) -> list[int]:
-        try:
-            return self._tokenizer.encode(text, add_special_tokens=special).ids
+        try:  # `encode` alone would hold the interpreter's lock, for seconds with long texts
+            return self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
         except TypeError:
             raise InvalidRequestError(
                 "The prompt is not valid Unicode: it holds half a surrogate pair; send whole "

@@ -112,6 +112,13 @@ def test_a_sink_that_fails_gets_an_end_and_harms_no_one_else(shared, params):
     assert failing.calls_after_the_end == (1 if params.max_tokens == 1 else 0)
 
 
+def test_sending_does_not_wait_for_long_prompts_to_be_read(shared):
+    answers = [submit(shared, "t1 " * 300_000) for _ in range(4)]
+    assert not answers[0].over.is_set(), "the prompts are too short for this test"
+    for answer in answers:
+        assert "tokens" in str(answer.wait().errors[0])
+
+
 # -- aborts ------------------------------------------------------------------------------------
 
 

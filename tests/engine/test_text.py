@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -80,6 +81,22 @@ def test_an_unfinished_character_shows_at_the_end():
     parts = deltas(tokenizer, tokenizer.encode("a"), tokenizer.encode_plain("b😀")[:-1], [1])
     assert parts[-1] == REPLACEMENT
     assert "".join(parts[:-1]) == "b"
+
+
+def test_other_threads_run_while_a_long_text_is_encoded():
+    ticks, over = [], threading.Event()
+
+    def tick() -> None:
+        while not over.wait(0.001):
+            ticks.append(None)
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    tokens = byte_level().encode("the cat and the dog " * 60_000)
+    over.set()
+    thread.join()
+    assert len(tokens) == 300_001
+    assert len(ticks) > 3
 
 
 # -- stop strings ------------------------------------------------------------------------------
