@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import itertools
 import logging
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 from tandem.config import EngineConfig
-from tandem.errors import ConfigError, EngineDeadError, TandemError
-from tandem.messages import Abort, Failed, Outputs, Ready, Refused, Start, Submit
+from tandem.engine_process import EngineProcess, interpreter
+from tandem.errors import EngineDeadError, TandemError
+from tandem.messages import Abort, Outputs, Refused, Submit
 from tandem.request import RequestOutput, SamplingParams
 
 logger = logging.getLogger("tandem")
@@ -28,7 +25,6 @@ Answer = TypeVar("Answer", RequestOutput, TandemError)
 
 FIRST_PAUSE_S = 1.0  # before a crashed engine is started again; doubles up to the longest
 LONGEST_PAUSE_S = 30.0
-STOP_GRACE_S = 5.0
 SENDING_SHARE = 0.025  # of the time, at most: answers pile up and are merged for the rest of it
 LONGEST_HOLD_S = 0.05
 
@@ -60,7 +56,7 @@ class EngineService:
         self._begun: set[str] = set()  # requests that have had an answer; the watcher's own
         self._ids = itertools.count()
         self._stopping = threading.Event()
-        self._connection: Connection | None = None
+        self._alive = False
         self._launch()
         self._thread = threading.Thread(target=self._watch, name="tandem-service", daemon=True)
         self._thread.start()
@@ -68,7 +64,7 @@ class EngineService:
     @property
     def alive(self) -> bool:
         """Whether requests are taken now."""
-        return self._connection is not None
+        return self._alive
 
     @property
     def pid(self) -> int:
@@ -94,64 +90,30 @@ class EngineService:
         """Ends the engine's process and fails what is still running."""
         self._stopping.set()
         with self._lock:
-            if self._connection is not None:
-                self._hang_up(self._connection)
+            if self._alive:
+                self._process.hang_up()
             else:
                 self._process.kill()  # crashed already, or just being started again
         self._thread.join()
-        self._end_process()
         self._fail_all("The model is being unloaded.")
-
-    # -- the process ---------------------------------------------------------------------------
 
     def _launch(self) -> None:
         """Starts a process and waits until it is ready, or is killed because we stop."""
-        ours, theirs = socket.socketpair()
-        with theirs, self._lock:
+        with self._lock:
             if self._stopping.is_set():
                 raise EngineDeadError("The model is being unloaded.")
-            self._process = subprocess.Popen(
-                [self._python, "-m", "tandem.service_worker", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-            )
-        connection = Connection(ours.detach())
-        try:
-            connection.send(Start(self._config))
-            answer = connection.recv()
-        except (EOFError, OSError):
-            code = self._process.wait()
-            answer = Failed(f"The engine's process ended with code {code} at start.")
-        if not isinstance(answer, Ready):
-            connection.close()
-            self._process.wait()
-            raise ConfigError(answer.reason)
+            self._process = EngineProcess(self._config, self._python)
+        self._process.wait_ready()
         with self._lock:
-            self._connection = connection
+            self._alive = True
             if self._stopping.is_set():
-                self._hang_up(connection)
-
-    def _end_process(self) -> None:
-        try:
-            self._process.wait(STOP_GRACE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    @staticmethod
-    def _hang_up(connection: Connection) -> None:
-        """Wakes both ends: a `recv` under way returns with end-of-file."""
-        with socket.socket(fileno=connection.fileno()) as alias:
-            try:
-                alias.shutdown(socket.SHUT_RDWR)
-            finally:
-                alias.detach()
+                self._process.hang_up()
 
     def _send(self, message: Submit | Abort) -> bool:
-        if self._connection is None:
+        if not self._alive:
             return False
         try:
-            self._connection.send(message)
+            self._process.connection.send(message)
         except OSError:  # the watcher sees it too, and restarts
             return False
         return True
@@ -162,10 +124,9 @@ class EngineService:
         """Routes answers until the process ends; then, unless stopped, starts it again."""
         while True:
             self._route_until_closed()
+            code = self._process.end()
             if self._stopping.is_set():
                 return
-            self._end_process()
-            code = self._process.returncode
             logger.error("The engine's process ended with code %d; starting it again.", code)
             self._fail_all(f"The engine's process ended with code {code}: send the request again.")
             if not self._relaunch():
@@ -183,20 +144,17 @@ class EngineService:
         return False
 
     def _route_until_closed(self) -> None:
-        connection = self._connection
-        assert connection is not None
         hold_until = 0.0
         try:
             while True:
-                messages = self._receive(connection, hold_until)
+                messages = self._receive(self._process.connection, hold_until)
                 start = time.monotonic()
                 self._dispatch(messages)
                 end = time.monotonic()
                 hold_until = end + min((end - start) / SENDING_SHARE, LONGEST_HOLD_S)
         except (EOFError, OSError):
             with self._lock:
-                self._connection = None
-            connection.close()
+                self._alive = False
 
     def _receive(self, connection: Connection, hold_until: float) -> list[Outputs | Refused]:
         """Waits for a message and takes all others that have piled up behind it.
@@ -271,8 +229,3 @@ def _deliver(take: Callable[[Answer], None], answer: Answer) -> bool:
         logger.exception("An answer could not be handed over.")
         return False
     return True
-
-
-def interpreter() -> str:
-    """Python of the running environment; inside Triton's stub, sys.executable is not one."""
-    return str(Path(sys.prefix) / "bin" / "python3")

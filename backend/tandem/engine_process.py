@@ -1,0 +1,73 @@
+"""The engine's process and the connection to it, seen from the service's side."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from tandem.config import EngineConfig
+from tandem.errors import ConfigError
+from tandem.messages import Failed, Ready, Start
+
+STOP_GRACE_S = 5.0
+
+
+class EngineProcess:
+    """One run of `service_worker`: it is started here, and ends when the connection does."""
+
+    def __init__(self, config: EngineConfig, python: str) -> None:
+        self._config = config
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [python, "-m", "tandem.service_worker", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        self.connection = Connection(ours.detach())
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait_ready(self) -> None:
+        """Returns when the engine is built. Raises `ConfigError` with the reason if it can't be."""
+        answer: Ready | Failed
+        try:
+            self.connection.send(Start(self._config))
+            answer = self.connection.recv()
+        except (EOFError, OSError):
+            code = self._process.wait()
+            answer = Failed(f"The engine's process ended with code {code} at start.")
+        if isinstance(answer, Failed):
+            self.end()
+            raise ConfigError(answer.reason)
+
+    def hang_up(self) -> None:
+        """Wakes both ends: a `recv` under way returns with end-of-file."""
+        with socket.socket(fileno=self.connection.fileno()) as alias:
+            try:
+                alias.shutdown(socket.SHUT_RDWR)
+            finally:
+                alias.detach()
+
+    def kill(self) -> None:
+        """Ends the process at once."""
+        self._process.kill()
+
+    def end(self) -> int:
+        """Closes the connection and waits for the process, not for ever; its exit code."""
+        self.connection.close()
+        try:
+            return self._process.wait(STOP_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+
+def interpreter() -> str:
+    """Python of the running environment; inside Triton's stub, sys.executable is not one."""
+    return str(Path(sys.prefix) / "bin" / "python3")
