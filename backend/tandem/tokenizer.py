@@ -78,17 +78,19 @@ class TokenDecoder:
         self._tokens += tokens
         end = max(self._read, len(self._tokens) - UNFINISHED_TOKENS)
         for whole in range(len(self._tokens), end, -1):
-            if not self._decode(self._tokens[:whole]).endswith(REPLACEMENT):
-                return self._take(whole)
-        return self._take(end)  # what is not yet a character by then never becomes one
+            text = self._decode(self._tokens[:whole])
+            if not text.endswith(REPLACEMENT):
+                return self._take(whole, text)
+        # What is not yet a character by now never becomes one.
+        return self._take(end, self._decode(self._tokens[:end]))
 
     def flush(self) -> str:
         """What is still held back; missing bytes show as U+FFFD."""
-        return self._take(len(self._tokens))
+        return self._take(len(self._tokens), self._decode(self._tokens))
 
-    def _take(self, end: int) -> str:
-        """Hands out the tokens up to `end`."""
-        new = self._decode(self._tokens[:end])[len(self._before) :]
+    def _take(self, end: int, text: str) -> str:
+        """Hands out what `text`, the tokens up to `end`, adds to the text shown before."""
+        new = text[len(self._before) :]
         # Text just shown is the context of what comes: it begins with a whole character.
         past = slice(self._read) if new else slice(self._read, end)
         del self._tokens[past]
