@@ -22,6 +22,8 @@ from tandem.request import RequestOutput, TokenLogprobs
 from tandem.service import EngineService
 from tandem.triton_request import Ask, parse
 
+logger = logging.getLogger("tandem")
+
 CANCEL_POLL_S = 0.05
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 CODES = {  # names: pb_utils gets its TritonError only after this module was loaded
@@ -59,6 +61,9 @@ class TritonPythonModel:
                 stream.begin(self.service)
             except TandemError as error:
                 send_error(sender, error)
+            except Exception as error:  # a raise would end the whole batch, what is begun included
+                logger.exception("A request could not be read.")
+                send_error(sender, TandemError(f"The request could not be read: {error}."))
 
     def finalize(self) -> None:
         """Ends the engine; what is still running is answered UNAVAILABLE."""
@@ -69,7 +74,7 @@ class TritonPythonModel:
     def _watch_cancels(self) -> None:
         """Clients may leave at any time: queued, prefilling or decoding."""
         while not self.stopping.wait(CANCEL_POLL_S):
-            for request_id, stream in list(self.active.items()):
+            for request_id, stream in self.active.copy().items():
                 if stream.cancelled():
                     self.service.abort(request_id)
 

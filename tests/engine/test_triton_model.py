@@ -122,6 +122,14 @@ def test_without_streaming_one_answer_with_the_prompt_before_it(model):
     assert response.values("num_rounds") == [2]
 
 
+def test_a_surprise_ends_its_own_request_alone(model):
+    odd, fine = Request({"text_input": "a"}, "not JSON"), Request({"text_input": "b"})
+    model.execute([odd, fine])
+    assert [response.error.code for response in odd.sender.sent] == [TritonError.INTERNAL]
+    assert odd.sender.finals == 1
+    assert [prompt for prompt, _ in model.service.asked] == ["b"]
+
+
 def test_optional_outputs_only_when_asked(model):
     sender = ask(model, text_input="a")
     output = RequestOutput("request-0", text="x", token_ids=[1], finish_reason="stop")
