@@ -1,0 +1,93 @@
+"""Makes the demo pair. README.md tells the order of the stages and what they gave."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .corpus import read_corpus
+from .draft import Recipe, distil
+from .models import load_model, load_tokenizer
+from .prompts import cut_prompts
+from .repetitive import repetitive_prompts
+from .report import report_pair, show_completions
+from .rollouts import PROMPT_TOKENS, make_rollouts, read_rollouts
+from .target import train_target
+
+SHIPPED = Path(__file__).parents[2] / "model_repository" / "tandem" / "1"
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+Out = Annotated[Path, typer.Option(help="where the result is written")]
+Target = Annotated[Path, typer.Option(help="folder of the target")]
+Draft = Annotated[Path, typer.Option(help="folder of the draft")]
+
+
+@app.command("target")
+def target_command(out: Out, minutes: float = 52.0, seed: int = 0) -> None:
+    """Train the tokenizer and the target."""
+    train_target(out, minutes * 60, seed)
+
+
+@app.command("rollouts")
+def rollouts_command(target: Target, out: Out, minutes: float = 10.0, seed: int = 0) -> None:
+    """Have the target continue prompts of training files."""
+    typer.echo(f"{make_rollouts(target, out, minutes * 60, seed)} rows")
+
+
+@app.command("draft")
+def draft_command(
+    target: Target,
+    out: Out,
+    rollouts: list[Path],
+    layers: int = Recipe().layers,
+    minutes: float = Recipe().budget_s / 60,
+    corpus_share: float = Recipe().corpus_share,
+    temperature: float = Recipe().temperature,
+    seed: int = 0,
+) -> None:
+    """Distil a draft from rollout files."""
+    recipe = Recipe(layers, minutes * 60, corpus_share, temperature)
+    distil(target, read_rollouts(rollouts), out, recipe, seed)
+
+
+@app.command("report")
+def report_command(
+    target: Target = SHIPPED / "target",
+    draft: Draft = SHIPPED / "draft",
+    prompts: int = 128,
+    seed: int = 3,
+) -> None:
+    """Print sizes, held-out losses and acceptance of a pair."""
+    report_pair(target, draft, prompts, seed)
+
+
+@app.command("complete")
+def complete_command(
+    target: Target = SHIPPED / "target", count: int = 6, temperature: float = 0.0, seed: int = 4
+) -> None:
+    """Print continuations of held-out prompts."""
+    show_completions(target, count, temperature, seed)
+
+
+@app.command("prompts")
+def prompts_command(
+    target: Target = SHIPPED / "target",
+    count: int = 32,
+    tokens: int = PROMPT_TOKENS,
+    repetitive: bool = False,
+    seed: int = 2,
+) -> None:
+    """Write prompts from held-out files to standard output, as a JSON list of strings."""
+    tokenizer = load_tokenizer(target)
+    documents = read_corpus().held_out
+    if repetitive:
+        model = load_model(target)
+        rows = repetitive_prompts(model, tokenizer, documents, (count, tokens), seed)
+    else:
+        rows = cut_prompts(tokenizer, documents, count, tokens, seed)
+    typer.echo(json.dumps([tokenizer.decode(row) for row in rows.tolist()], indent=1))
+
+
+if __name__ == "__main__":
+    app()
