@@ -103,9 +103,10 @@ def gather_logprobs(
         line = logprobs[row]
         own = line[token]
         rank = int((line > own).sum()) + 1
-        found = {
-            int(i): (float(v), position + 1, tokenizer.decode([int(i)], False))
-            for position, (i, v) in enumerate(zip(best_ids[row], best_values[row], strict=True))
+        values = best_values[row].tolist()
+        found = {  # equal values have equal ranks
+            i: (v, sum(other > v for other in values) + 1, tokenizer.decode([i], False))
+            for i, v in zip(best_ids[row].tolist(), values, strict=True)
         }
         found.setdefault(token, (float(own), rank, tokenizer.decode([token], False)))
         entries.append(TokenLogprobs(token, found))

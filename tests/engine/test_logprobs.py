@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from tandem import SamplingParams
+from tandem.output import gather_logprobs
 from tests.engine.references import hf_logits
+from tests.engine.texts import byte_level
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
@@ -51,6 +53,13 @@ def test_a_streams_logprobs_add_up(engine, good_draft):
         assert len(part.logprobs) == len(part.token_ids) == len(part.drafted)
         total += sum(entry.entries[entry.sampled][0] for entry in part.logprobs)
         assert part.cumulative_logprob == pytest.approx(total)
+
+
+def test_equal_tokens_have_equal_ranks():
+    logits = torch.tensor([[1.0, 3.0, 2.0, 3.0, 0.0]])
+    for token in (1, 3):
+        (found,) = gather_logprobs(logits, [token], 3, byte_level())
+        assert {i: rank for i, (_, rank, _) in found.entries.items()} == {1: 1, 3: 1, 2: 3}
 
 
 def test_without_asking_there_are_no_logprobs(engine):
