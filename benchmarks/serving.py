@@ -27,7 +27,7 @@ BATCHES = (1, 8)
 
 
 def main(
-    new_tokens: Annotated[int, typer.Option(help="Tokens generated a prompt.")] = 128,
+    new_tokens: Annotated[int, typer.Option(help="Tokens generated a prompt.")] = 256,
     repeats: Annotated[int, typer.Option(help="Rounds; the median counts.")] = 7,
 ) -> None:
     """Measures and reports."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -25,8 +26,8 @@ Answer = TypeVar("Answer", RequestOutput, TandemError)
 
 FIRST_PAUSE_S = 1.0  # before a crashed engine is started again; doubles up to the longest
 LONGEST_PAUSE_S = 30.0
-SENDING_SHARE = 0.025  # of the time, at most: answers pile up and are merged for the rest of it
-LONGEST_HOLD_S = 0.05
+SENDING_SHARE = 0.0125  # of all cores' time, at most; for the rest of it answers pile up
+LONGEST_HOLD_S = 0.1
 
 
 class Sink(Protocol):
@@ -144,6 +145,7 @@ class EngineService:
         return False
 
     def _route_until_closed(self) -> None:
+        share = SENDING_SHARE * len(os.sched_getaffinity(0))
         hold_until = 0.0
         try:
             while True:
@@ -151,7 +153,7 @@ class EngineService:
                 start = time.monotonic()
                 self._dispatch(messages)
                 end = time.monotonic()
-                hold_until = end + min((end - start) / SENDING_SHARE, LONGEST_HOLD_S)
+                hold_until = end + min((end - start) / share, LONGEST_HOLD_S)
         except (EOFError, OSError):
             with self._lock:
                 self._alive = False
