@@ -7,7 +7,7 @@ MODEL_REPOSITORY = Path(__file__).parents[2] / "model_repository"
 WARM_UP_PROMPT = b"import os\n"
 
 # One request runs, one waits: what a client that leaves gives free is seen at once.
-SMALL = {"max_num_seqs": "1", "max_queue_size": "1"}
+SMALL = {"max_num_seqs": "1", "max_queue_size": "1", "dtype": "float32"}
 
 WARM_UP = """
 model_warmup {
