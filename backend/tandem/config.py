@@ -5,6 +5,7 @@ The names are those of `config.pbtxt`'s parameters; vLLM's where it has one.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -17,12 +18,25 @@ Count = Annotated[int, BeforeValidator(no_bool)]
 PATH_KEYS = ("model", "draft_model")
 
 
+def _as_object(value: Any) -> Any:
+    """config.pbtxt holds strings: an object is written as JSON."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        raise ValueError('Input should be a JSON object such as {"max_num_seqs": 8}') from None
+
+
 class EngineConfig(BaseModel):
     """Parameters of one engine. Raises `ConfigError` on the first look at a bad value."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    engine: Literal["native"] = "native"
+    engine: Literal["native", "vllm"] = "native"
+    """`vllm` is not available yet."""
+    vllm_engine_args: Annotated[dict[str, Any], BeforeValidator(_as_object)] = {}
+    """Further arguments of vLLM's engine, as JSON; for `engine` vllm alone."""
     model: Path
     """Folder of the target checkpoint in Hugging Face layout."""
     draft_model: Path | None = None
@@ -75,6 +89,10 @@ class EngineConfig(BaseModel):
         self._check_together()
 
     def _check_together(self) -> None:
+        if self.engine == "vllm":
+            raise ConfigError("The engine vllm is not available yet: set engine to native.")
+        if self.vllm_engine_args:
+            raise ConfigError("vllm_engine_args is set but engine is native: leave it empty.")
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ConfigError(
                 f"prompt_lookup_min is {self.prompt_lookup_min} but prompt_lookup_max is "

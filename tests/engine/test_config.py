@@ -18,6 +18,7 @@ FLAG = ["maybe", 2, None, [], 0.5]
 
 BAD = {
     "engine": ["vlm", None, 3],
+    "vllm_engine_args": ["{", "[1]", "3", 3, None],
     "model": [None, 3, []],
     "draft_model": [3, []],
     "tensor_parallel_size": [2, *COUNT],
@@ -156,3 +157,11 @@ def test_empty_values_are_unset(empty):
 def test_bad_strings_are_refused_by_name():
     with pytest.raises(ConfigError, match=r"'max_num_seqs' is 'four', but it must be a valid int"):
         read(model="target", max_num_seqs="four")
+
+
+@pytest.mark.parametrize(
+    "values", [{"engine": "vllm"}, {"vllm_engine_args": '{"max_num_seqs": 8}'}], ids=str
+)
+def test_what_only_the_vllm_engine_does_is_refused_by_name(values):
+    with pytest.raises(ConfigError, match="vllm.* native"):
+        EngineConfig(model="target", **values)
