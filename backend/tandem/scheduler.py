@@ -90,14 +90,21 @@ class Scheduler:
                 self._preempt_until_fits(request)
         ready = [request for request in ready if request.blocks]
         budget -= len(ready)
+        kept_back = budget // 2 if self._prefill_due() else 0  # or drafts could starve arrivals
+        spare = budget - kept_back
         decodes: list[Decode] = []
         for request in ready:
-            lookahead = min(self._wanted_lookahead(request), budget)
+            lookahead = min(self._wanted_lookahead(request), spare)
             if not self.blocks.reserve(request, len(request.tokens) + lookahead):
                 lookahead = 0
             decodes.append(Decode(request, lookahead))
-            budget -= lookahead
-        return decodes, budget
+            spare -= lookahead
+        return decodes, spare + kept_back
+
+    def _prefill_due(self) -> bool:
+        """Whether some request could take a prefill chunk in this step."""
+        room = len(self.running) < self.config.max_num_seqs
+        return bool(self.waiting and room) or any(not r.decoding for r in self.running)
 
     def _wanted_lookahead(self, request: Request) -> int:
         """How many drafted tokens could still be of use to the request."""

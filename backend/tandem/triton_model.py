@@ -75,8 +75,11 @@ class TritonPythonModel:
         """Clients may leave at any time: queued, prefilling or decoding."""
         while not self.stopping.wait(CANCEL_POLL_S):
             for request_id, stream in self.active.copy().items():
-                if stream.cancelled():
-                    self.service.abort(request_id)
+                try:
+                    if stream.cancelled():
+                        self.service.abort(request_id)
+                except Exception:  # the others' cancels must still be noticed
+                    logger.exception("Whether %s was cancelled cannot be told.", request_id)
 
 
 class ResponseStream:

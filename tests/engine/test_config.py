@@ -163,5 +163,5 @@ def test_bad_strings_are_refused_by_name():
     "values", [{"engine": "vllm"}, {"vllm_engine_args": '{"max_num_seqs": 8}'}], ids=str
 )
 def test_what_only_the_vllm_engine_does_is_refused_by_name(values):
-    with pytest.raises(ConfigError, match="vllm.* native"):
+    with pytest.raises(ConfigError, match=r"vllm.* native"):
         EngineConfig(model="target", **values)

@@ -252,3 +252,12 @@ def test_every_request_gets_all_its_tokens_whatever_happens(
     assert [request.tokens[: request.num_prompt] for request in requests] == prompts
     assert all(len(request.tokens) == request.max_total for request in requests)
     scheduler.blocks.check_integrity(idle=True)
+
+
+def test_drafts_leave_room_for_arrivals():
+    scheduler = make_scheduler(num_speculative_tokens=8)
+    decoding(scheduler, 2, 2, max_total=60)
+    queue(scheduler, 6)
+    plan = scheduler.schedule()
+    assert [chunk.length for chunk in plan.prefills] == [6]
+    assert sum(lookahead for _, lookahead in plan.decodes) == (BUDGET - 2) // 2
