@@ -23,11 +23,15 @@ from tandem_client.types import Completion, SpeculationStats
 from tandem_client.typewriter import Origin, Typewriter
 
 _WIDTH = 100
-_PROMPT = '''class Stack:
-    """A last-in, first-out container."""
+_PROMPT = '''class Queue:
+    """A first-in, first-out container."""
 
-    def __init__(self, items=()):
-'''
+    def __init__(self, items):
+        self.items = items
+
+    def'''
+# Greedy, but for a penalty without which a model this small soon repeats itself.
+_SAMPLING = {"temperature": 0.0, "repetition_penalty": 1.15}
 
 
 class Show:
@@ -46,7 +50,7 @@ class Show:
     def warm_up(self, prompt: str) -> None:
         """Have caches, kernels and the connection ready before anything is timed."""
         for k in (None, 0):
-            self._client.generate(prompt, max_tokens=16, temperature=0.0, num_draft_tokens=k)
+            self._client.generate(prompt, _SAMPLING, max_tokens=16, num_draft_tokens=k)
 
     def run(self, title: str, prompt: str, max_tokens: int, k: int | None) -> Completion:
         """Stream one completion to the console; `k` is the draft length, None the server's."""
@@ -56,9 +60,7 @@ class Show:
         writer.write(prompt, Origin.PROMPT)
         decoder = DecodeStream(self._tokenizer.encode(prompt).ids, skip_special_tokens=True)
         collector = Collector()
-        chunks = self._client.stream(
-            prompt, max_tokens=max_tokens, temperature=0.0, num_draft_tokens=k
-        )
+        chunks = self._client.stream(prompt, _SAMPLING, max_tokens=max_tokens, num_draft_tokens=k)
         with chunks:
             for chunk in chunks:
                 collector.add(chunk)
@@ -97,7 +99,7 @@ def main(
     url: Annotated[str, typer.Option(help="HOST:PORT of Triton's gRPC.")] = "localhost:8001",
     model: Annotated[str, typer.Option(help="Name of the model on the server.")] = "tandem",
     prompt: Annotated[str, typer.Option(help="What to complete.")] = _PROMPT,
-    max_tokens: Annotated[int, typer.Option(help="Tokens to generate.")] = 192,
+    max_tokens: Annotated[int, typer.Option(help="Tokens to generate.")] = 160,
     svg: Annotated[Path | None, typer.Option(help="Also save the picture here.")] = None,
 ) -> None:
     """Stream a completion with and without speculation and compare them."""
