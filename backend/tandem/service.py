@@ -27,7 +27,7 @@ Answer = TypeVar("Answer", RequestOutput, TandemError)
 FIRST_PAUSE_S = 1.0  # before a crashed engine is started again; doubles up to the longest
 LONGEST_PAUSE_S = 30.0
 SENDING_SHARE = 0.0125  # of all cores' time, at most; for the rest of it answers pile up
-LONGEST_HOLD_S = 0.1
+LONGEST_HOLD_S = 0.05
 
 
 class Sink(Protocol):

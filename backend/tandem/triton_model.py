@@ -24,7 +24,7 @@ from tandem.triton_request import Ask, parse
 
 logger = logging.getLogger("tandem")
 
-CANCEL_POLL_S = 0.2
+CANCEL_POLL_S = 0.1
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 CODES = {  # names: pb_utils gets its TritonError only after this module was loaded
     InvalidRequestError: "INVALID_ARG",
@@ -74,12 +74,17 @@ class TritonPythonModel:
     def _watch_cancels(self) -> None:
         """Clients may leave at any time: queued, prefilling or decoding."""
         while not self.stopping.wait(CANCEL_POLL_S):
-            for request_id, stream in self.active.copy().items():
-                try:
-                    if stream.cancelled():
-                        self.service.abort(request_id)
-                except Exception:  # the others' cancels must still be noticed
-                    logger.exception("Whether %s was cancelled cannot be told.", request_id)
+            self._look_for_cancels()
+
+    def _look_for_cancels(self) -> None:
+        # A function of its own: a variable that outlived the look would hold a response sender,
+        # and Triton does not unload a model while one exists.
+        for request_id, stream in self.active.copy().items():
+            try:
+                if stream.cancelled():
+                    self.service.abort(request_id)
+            except Exception:  # the others' cancels must still be noticed
+                logger.exception("Whether %s was cancelled cannot be told.", request_id)
 
 
 class ResponseStream:
