@@ -25,16 +25,22 @@ def _metadata(headers: Mapping[str, str] | None, status_codes: bool) -> tuple[tu
 
 
 class _Decoder:
-    """Turns one call's responses into chunks and notices how it ended."""
+    """Turns one call's responses into chunks and notices how it ended.
+
+    Whatever the answer is, the call is read to its end: a Triton whose client hangs up while the
+    final response is on its way keeps the request, and the model can no longer be unloaded.
+    """
 
     def __init__(self) -> None:
         self._answering = False
         self._final = False
+        self._error: errors.TandemError | None = None
 
     def decode(self, response: service_pb2.ModelStreamInferResponse) -> Iterator[Chunk]:
         """The chunk of a response, if it carries one."""
         if response.error_message:
-            raise errors.from_sentence(response.error_message, answering=self._answering)
+            self._error = errors.from_sentence(response.error_message, answering=self._answering)
+            return
         answer = response.infer_response
         self._final = answer.parameters["triton_final_response"].bool_param
         if answer.outputs:
@@ -43,6 +49,8 @@ class _Decoder:
 
     def end(self) -> None:
         """Check, when the call is over, that the answer was complete."""
+        if self._error:
+            raise self._error
         if not self._final:
             raise errors.Unavailable(_CUT_OFF)
 

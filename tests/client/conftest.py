@@ -31,6 +31,7 @@ class Service(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     def __init__(self):
         self.cancelled = threading.Event()
+        self.hung_up = False
 
     def ModelReady(self, request, context):
         return service_pb2.ModelReadyResponse(ready=request.name == "tandem")
@@ -45,8 +46,12 @@ class Service(service_pb2_grpc.GRPCInferenceServiceServicer):
         if prompt == "bad":
             yield service_pb2.ModelStreamInferResponse(error_message="say what")
             return
-        if prompt == "endless":
+        if prompt in ("endless", "bad, then busy"):
             context.add_callback(self.cancelled.set)
+        if prompt == "bad, then busy":
+            yield service_pb2.ModelStreamInferResponse(error_message="say what")
+            self.hung_up = self.cancelled.wait(0.5)
+            return
         yield answer(prompt, "None")
         if prompt == "broken":
             yield service_pb2.ModelStreamInferResponse(error_message="it broke")

@@ -50,6 +50,13 @@ def test_errors_are_typed(service):
             client.generate("x")
 
 
+def test_a_refused_request_is_read_to_its_end(service):
+    # Triton keeps a request for ever whose client hangs up while the last response is on its way.
+    with GrpcClient(service.url) as client, pytest.raises(InvalidArgument, match="say what"):
+        client.generate("bad, then busy")
+    assert not service.hung_up
+
+
 def test_leaving_the_stream_cancels_the_request(service):
     with GrpcClient(service.url) as client:
         for _chunk in client.stream("endless"):

@@ -28,7 +28,7 @@ def urls(triton_server: TritonServer) -> Endpoints:
     return triton_server.endpoints
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def small_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     """A second server: one request runs, one waits; and an ensemble."""
     folder = tmp_path_factory.mktemp("small")
@@ -38,7 +38,7 @@ def small_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonSer
         yield server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def small(small_server: TritonServer) -> Endpoints:
     """host:port of the small server's http, grpc and metrics."""
     return small_server.endpoints

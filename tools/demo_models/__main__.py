@@ -13,7 +13,7 @@ from .prompts import cut_prompts
 from .repetitive import repetitive_prompts
 from .report import report_pair, show_completions
 from .rollouts import PROMPT_TOKENS, make_rollouts, read_rollouts
-from .target import train_target
+from .target import refine_target, train_target
 
 SHIPPED = Path(__file__).parents[2] / "model_repository" / "tandem" / "1"
 
@@ -27,6 +27,12 @@ Draft = Annotated[Path, typer.Option(help="folder of the draft")]
 def target_command(out: Out, minutes: float = 52.0, seed: int = 0) -> None:
     """Train the tokenizer and the target."""
     train_target(out, minutes * 60, seed)
+
+
+@app.command("refine")
+def refine_command(target: Target, out: Out, minutes: float = 75.0, seed: int = 1) -> None:
+    """Train a target further."""
+    refine_target(out, target, minutes * 60, seed)
 
 
 @app.command("rollouts")
