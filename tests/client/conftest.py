@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 
 import grpc
 import pytest
@@ -31,7 +32,7 @@ class Service(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     def __init__(self):
         self.cancelled = threading.Event()
-        self.hung_up = False
+        self.hung_up = SimpleQueue()
 
     def ModelReady(self, request, context):
         return service_pb2.ModelReadyResponse(ready=request.name == "tandem")
@@ -50,7 +51,7 @@ class Service(service_pb2_grpc.GRPCInferenceServiceServicer):
             context.add_callback(self.cancelled.set)
         if prompt == "bad, then busy":
             yield service_pb2.ModelStreamInferResponse(error_message="say what")
-            self.hung_up = self.cancelled.wait(0.5)
+            self.hung_up.put(self.cancelled.wait(0.5))
             return
         yield answer(prompt, "None")
         if prompt == "broken":

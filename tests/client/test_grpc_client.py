@@ -54,7 +54,7 @@ def test_a_refused_request_is_read_to_its_end(service):
     # Triton keeps a request for ever whose client hangs up while the last response is on its way.
     with GrpcClient(service.url) as client, pytest.raises(InvalidArgument, match="say what"):
         client.generate("bad, then busy")
-    assert not service.hung_up
+    assert not service.hung_up.get(timeout=WAIT)
 
 
 def test_leaving_the_stream_cancels_the_request(service):
