@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import threading
-import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Protocol, TypeVar
@@ -26,8 +24,6 @@ Answer = TypeVar("Answer", RequestOutput, TandemError)
 
 FIRST_PAUSE_S = 1.0  # before a crashed engine is started again; doubles up to the longest
 LONGEST_PAUSE_S = 30.0
-SENDING_SHARE = 0.0125  # of all cores' time, at most; for the rest of it answers pile up
-LONGEST_HOLD_S = 0.05
 
 
 class Sink(Protocol):
@@ -54,7 +50,6 @@ class EngineService:
         self._python = python or interpreter()
         self._lock = threading.Lock()  # over sending, the sinks and the process's exchange
         self._sinks: dict[str, Sink] = {}
-        self._begun: set[str] = set()  # requests that have had an answer; the watcher's own
         self._ids = itertools.count()
         self._stopping = threading.Event()
         self._alive = False
@@ -145,40 +140,22 @@ class EngineService:
         return False
 
     def _route_until_closed(self) -> None:
-        share = SENDING_SHARE * len(os.sched_getaffinity(0))
-        hold_until = 0.0
         try:
             while True:
-                messages = self._receive(self._process.connection, hold_until)
-                start = time.monotonic()
-                self._dispatch(messages)
-                end = time.monotonic()
-                hold_until = end + min((end - start) / share, LONGEST_HOLD_S)
+                self._dispatch(self._receive(self._process.connection))
         except (EOFError, OSError):
             with self._lock:
                 self._alive = False
 
-    def _receive(self, connection: Connection, hold_until: float) -> list[Outputs | Refused]:
-        """Waits for a message and takes all others that have piled up behind it.
-
-        Every answer costs processor time that the engine may need. So after a costly dispatch
-        the next is put off until `hold_until`, unless a request's first or last answer is due.
-        """
+    def _receive(self, connection: Connection) -> list[Outputs | Refused]:
+        """Waits for a message and takes all others that have piled up behind it."""
         messages: list[Outputs | Refused] = [connection.recv()]
-        while True:
-            urgent = any(self._urgent(message) for message in messages)
-            wait = 0.0 if urgent else hold_until - time.monotonic()
-            try:
-                if not connection.poll(max(0.0, wait)):
-                    return messages
+        try:
+            while connection.poll():
                 messages.append(connection.recv())
-            except (EOFError, OSError):  # what came before counts; the next call raises again
-                return messages
-
-    def _urgent(self, message: Outputs | Refused) -> bool:
-        if isinstance(message, Refused):
-            return True
-        return any(out.finished or out.request_id not in self._begun for out in message.outputs)
+        except (EOFError, OSError):  # what came before counts; the next call raises again
+            pass
+        return messages
 
     def _dispatch(self, messages: list[Outputs | Refused]) -> None:
         """One call a request: what has piled up is merged."""
@@ -198,7 +175,6 @@ class EngineService:
             sink = self._sinks.get(request_id)
             if sink is None:  # it was given up
                 continue
-            self._begun.add(request_id)
             if output.finished:
                 self._take_sink(request_id)
             if not _deliver(sink.on_output, output):
@@ -211,14 +187,12 @@ class EngineService:
         _deliver(sink.on_error, TandemError("An answer could not be sent: see the log."))
 
     def _take_sink(self, request_id: str) -> Sink | None:
-        self._begun.discard(request_id)
         with self._lock:
             return self._sinks.pop(request_id, None)
 
     def _fail_all(self, reason: str) -> None:
         with self._lock:
             sinks, self._sinks = list(self._sinks.values()), {}
-        self._begun.clear()
         for sink in sinks:
             _deliver(sink.on_error, EngineDeadError(reason))
 

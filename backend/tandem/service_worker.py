@@ -17,7 +17,8 @@ from multiprocessing.connection import Connection
 
 from tandem.engine import Engine
 from tandem.errors import TandemError
-from tandem.messages import Abort, Failed, Outputs, Ready, Refused, Start, Submit
+from tandem.messages import Abort, Failed, Ready, Refused, Start, Submit
+from tandem.outbox import Outbox
 
 logger = logging.getLogger("tandem")
 
@@ -64,21 +65,22 @@ def _tokenize(received: Inbox, engine: Engine, inbox: Inbox) -> None:
 
 def _run(engine: Engine, connection: Connection, inbox: Inbox) -> None:
     """Steps the engine while there is work, and waits for some when there is none."""
+    outbox = Outbox(connection.send, shares_processor=engine.target.device.type == "cpu")
     while True:
         if engine.idle:
             engine.check_integrity()
         while engine.idle or not inbox.empty():
-            _handle(inbox.get(), engine, connection)
-        outputs = engine.step()
-        if outputs:
-            connection.send(Outputs(outputs))
+            _handle(inbox.get(), engine, connection, outbox)
+        outbox.put(engine.step())
 
 
-def _handle(message: Submit | Abort, engine: Engine, connection: Connection) -> None:
+def _handle(
+    message: Submit | Abort, engine: Engine, connection: Connection, outbox: Outbox
+) -> None:
     if isinstance(message, Abort):
         output = engine.abort(message.request_id)
         if output is not None:
-            connection.send(Outputs([output]))
+            outbox.put([output])
         return
     try:
         engine.add_request(message.prompt, message.params, message.request_id)

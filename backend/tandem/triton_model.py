@@ -24,7 +24,7 @@ from tandem.triton_request import Ask, parse
 
 logger = logging.getLogger("tandem")
 
-CANCEL_POLL_S = 0.1
+CANCEL_POLL_S = 0.25
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 CODES = {  # names: pb_utils gets its TritonError only after this module was loaded
     InvalidRequestError: "INVALID_ARG",

@@ -184,10 +184,8 @@ class Closing:
 
     def __init__(self, *messages: Outputs) -> None:
         self.messages = list(messages)
-        self.waits: list[float] = []
 
-    def poll(self, timeout: float) -> bool:
-        self.waits.append(timeout)
+    def poll(self) -> bool:
         return True
 
     def recv(self) -> Outputs:
@@ -198,22 +196,11 @@ class Closing:
 
 def test_what_the_engine_sent_before_it_died_is_kept():
     one = EngineService.__new__(EngineService)
-    one._begun = set()
     sent = [Outputs([RequestOutput("a")]), Outputs([RequestOutput("a", finish_reason="stop")])]
     connection = Closing(*sent)
-    assert one._receive(connection, 0.0) == sent
+    assert one._receive(connection) == sent
     with pytest.raises(EOFError):
-        one._receive(connection, 0.0)
-
-
-@pytest.mark.parametrize("urgent", [0, 1, 2])
-def test_a_first_answer_is_never_held_back(urgent):
-    one = EngineService.__new__(EngineService)
-    one._begun = {"old"}
-    names = ["new" if place == urgent else "old" for place in range(3)]
-    connection = Closing(*(Outputs([RequestOutput(name)]) for name in names))
-    one._receive(connection, float("inf"))
-    assert [wait == 0 for wait in connection.waits] == [place >= urgent for place in range(3)]
+        one._receive(connection)
 
 
 def test_requests_are_refused_while_the_engine_is_away(own, monkeypatch):

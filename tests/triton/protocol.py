@@ -77,6 +77,7 @@ def responses(
         while not final:
             result, error = arrived.get(timeout=WAIT)
             if error:
+                client.stop_stream()  # cancelled now, the request would stay in Triton for ever
                 raise Refused(error.message())
             response = _response(result)
             final = response.final

@@ -15,7 +15,7 @@ from tandem_client import AsyncGrpcClient, AsyncHttpClient, GrpcClient, HttpClie
 from tests.triton.conftest import PROMPT
 from tests.triton.protocol import WAIT, Refused, responses, sampling, stream, text_of
 
-LONG = {"max_tokens": 400, "temperature": 0.0, "ignore_eos": True}
+LONG = {"max_tokens": 1000, "temperature": 0.0, "ignore_eos": True}
 SHORT = {"max_tokens": 2, "temperature": 0.0, "ignore_eos": True}
 
 
@@ -101,15 +101,15 @@ def test_overload_is_refused_with_what_to_do(small):
 
 
 async def one_that_waits(client):
-    """A task whose request waits: of several at a time, all others are refused."""
-    while True:
-        tasks = {asyncio.create_task(client.generate(PROMPT, LONG)) for _ in range(4)}
-        waiting = tasks
-        while len(waiting) > 1:
-            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            assert all(isinstance(task.exception(), Unavailable) for task in done)
-        if waiting:
-            return waiting.pop()
+    """A task whose request waits: two that were sent after it have been refused."""
+    waiting, outlived = asyncio.create_task(client.generate(PROMPT, LONG)), 0
+    while outlived < 2:
+        other = asyncio.create_task(client.generate(PROMPT, LONG))
+        done, left = await asyncio.wait({waiting, other}, return_when=asyncio.FIRST_COMPLETED)
+        assert all(isinstance(task.exception(), Unavailable) for task in done)
+        outlived = outlived + 1 if waiting in left else 0
+        waiting = left.pop() if left else asyncio.create_task(client.generate(PROMPT, LONG))
+    return waiting
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
