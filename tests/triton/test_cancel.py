@@ -69,15 +69,17 @@ def test_leaving_the_iterator(small, soon, protocol):
         soon()
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_cancelling_tasks_running_and_queued(small, soon, long_time, protocol):
+@pytest.mark.parametrize(("protocol", "times"), [("grpc", 3), ("http", 1)])
+def test_cancelling_tasks_running_and_queued(small, soon, long_time, protocol, times):
     kind = {"grpc": AsyncGrpcClient, "http": AsyncHttpClient}[protocol]
 
     async def run():
         client = kind(getattr(small, protocol))
         async with client, client.stream(PROMPT, LONG) as running:
             await anext(running)
-            for _ in range(3):  # each finds the place that the one before left
+            # Over gRPC each finds the place that the one before left. Over HTTP Triton does not
+            # read a connection before its first response: it keeps its place until its turn.
+            for _ in range(times):
                 queued = await asyncio.wait_for(one_that_waits(client), long_time / 3)
                 queued.cancel()
                 with pytest.raises(asyncio.CancelledError):
