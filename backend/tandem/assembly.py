@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import psutil
@@ -15,8 +16,13 @@ from tandem.drafting.ngram import NgramProposer
 from tandem.errors import CheckpointError, ConfigError, InvalidRequestError
 from tandem.kv_cache import BlockManager
 from tandem.models.config import ModelConfig, read_model_config
+from tandem.models.shard import check_shards
 from tandem.request import SamplingParams
+from tandem.runners.commands import Role
 from tandem.runners.model_runner import ModelRunner
+from tandem.runners.parallel_runner import ParallelRunner, Runner
+from tandem.runners.placement import Placement, place
+from tandem.runners.world import World
 from tandem.scheduler import Scheduler
 from tandem.tokenizer import Tokenizer
 from tandem.verification.sampler import Sampler
@@ -68,7 +74,9 @@ class Parts(NamedTuple):
 
     limits: Limits
     tokenizer: Tokenizer
-    target: ModelRunner
+    world: World | None
+    """The other ranks; None: there are none."""
+    target: Runner
     blocks: BlockManager
     scheduler: Scheduler
     proposer: Proposer
@@ -78,28 +86,32 @@ class Parts(NamedTuple):
 def build(config: EngineConfig) -> Parts:
     """Loads the models, sizes the KV pool, wires the rest. Raises `ConfigError` and
     `CheckpointError`."""
-    if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
-    device = choose_device(config.devices)
     model = read_model_config(config.model)
     dtype = choose_dtype(config, model)
     max_model_len = choose_max_model_len(config, model)
     draft_model = read_draft_config(config, model) if config.method == "draft_model" else None
     tokenizer = Tokenizer(config.model)
-    target = ModelRunner(config.model, model, dtype, device)
-    runners = [target]
-    if draft_model is not None and config.draft_model is not None:
+    if draft_model is not None:
         check_same_vocabulary(config, tokenizer)
-        runners.append(ModelRunner(config.draft_model, draft_model, dtype, device))
-    num_blocks = size_pool(config, runners, max_model_len)
-    for runner in runners:
-        runner.allocate(num_blocks, config.block_size)
+    check_ranks(config, model, draft_model)
+    placement = place(config)
+    world = enter(config, placement)
+    try:
+        runners = load_models(config, model, draft_model, dtype, placement, world)
+        num_blocks = size_pool(config, runners, placement, max_model_len)
+        for runner in runners:
+            runner.allocate(num_blocks, config.block_size)
+    except BaseException:
+        if world is not None:
+            world.close()
+        raise
     blocks = BlockManager(num_blocks, config.block_size, config.enable_prefix_caching)
-    sampler = Sampler(config.seed, device)
+    sampler = Sampler(config.seed, placement.devices[0])
     return Parts(
         limits=Limits(model, max_model_len),
         tokenizer=tokenizer,
-        target=target,
+        world=world,
+        target=runners[0],
         blocks=blocks,
         scheduler=Scheduler(config, blocks),
         proposer=choose_proposer(config, runners[-1], sampler),
@@ -107,28 +119,49 @@ def build(config: EngineConfig) -> Parts:
     )
 
 
-def choose_proposer(config: EngineConfig, draft: ModelRunner, sampler: Sampler) -> Proposer:
+def check_ranks(config: EngineConfig, model: ModelConfig, draft: ModelConfig | None) -> None:
+    """Raises `ConfigError` where a model cannot be divided as asked."""
+    t, d = config.tensor_parallel_size, config.draft_tensor_parallel_size
+    check_shards(f"the target {config.model}", model, t, "tensor_parallel_size")
+    if draft is not None:
+        name = f"the draft {config.draft_model}"
+        check_shards(name, draft, d, "draft_tensor_parallel_size")
+
+
+def enter(config: EngineConfig, placement: Placement) -> World | None:
+    """Starts the other ranks, if there are any."""
+    if placement.world_size > 1:
+        return World(placement)
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    return None
+
+
+def load_models(
+    config: EngineConfig,
+    model: ModelConfig,
+    draft: ModelConfig | None,
+    dtype: torch.dtype,
+    placement: Placement,
+    world: World | None,
+) -> list[Runner]:
+    """The target's runner and, with a draft model, the draft's."""
+    wanted: list[tuple[Role, Path, ModelConfig]] = [("target", config.model, model)]
+    if draft is not None and config.draft_model is not None:
+        wanted.append(("draft", config.draft_model, draft))
+    if world is None:
+        device = placement.devices[0]
+        return [ModelRunner(folder, shape, dtype, device) for _, folder, shape in wanted]
+    return [ParallelRunner(world, role, folder, shape, dtype) for role, folder, shape in wanted]
+
+
+def choose_proposer(config: EngineConfig, draft: Runner, sampler: Sampler) -> Proposer:
     """The proposer of `speculative_method`."""
     if config.method == "draft_model":
         return DraftModelProposer(draft, sampler, config.max_num_batched_tokens)
     if config.method == "ngram":
         return NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
     return NoProposer()
-
-
-def choose_device(name: str) -> torch.device:
-    """The device that `devices` names. Raises `ConfigError` where there is none."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(
-            f"device {name!r} cannot be used ({reason}): choose cpu or auto."
-        ) from None
-    return device
 
 
 def choose_dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:
@@ -192,10 +225,12 @@ def check_same_vocabulary(config: EngineConfig, target: Tokenizer) -> None:
         )
 
 
-def size_pool(config: EngineConfig, runners: Sequence[ModelRunner], max_model_len: int) -> int:
+def size_pool(
+    config: EngineConfig, runners: Sequence[Runner], placement: Placement, max_model_len: int
+) -> int:
     """Number of KV blocks. Raises `ConfigError` if not even one longest request fits."""
-    block_bytes = sum(runner.block_bytes(config.block_size) for runner in runners)
-    memory = config.kv_cache_memory or free_memory(config, runners[0].device)
+    block_bytes = bytes_a_block(config, runners, placement)
+    memory = config.kv_cache_memory or free_memory(config, placement)
     num_blocks = int(memory) // block_bytes
     needed = -(-max_model_len // config.block_size)
     if num_blocks < needed:
@@ -207,9 +242,18 @@ def size_pool(config: EngineConfig, runners: Sequence[ModelRunner], max_model_le
     return num_blocks
 
 
-def free_memory(config: EngineConfig, device: torch.device) -> int:
-    """Bytes that may become KV cache where the configuration names no number."""
+def bytes_a_block(config: EngineConfig, runners: Sequence[Runner], placement: Placement) -> int:
+    """KV bytes of a block on the rank that holds most: of both models, where they share ranks."""
+    each = [runner.block_bytes(config.block_size) for runner in runners]
+    shared = set(placement.target) & set(placement.draft)
+    return sum(each) if shared else max(each)
+
+
+def free_memory(config: EngineConfig, placement: Placement) -> int:
+    """Bytes that may become KV cache on a rank where the configuration names no number."""
+    device = placement.devices[0]
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return max(0, int(free - total * (1 - config.gpu_memory_utilization)))
-    return min(CPU_KV_MOST, int(psutil.virtual_memory().available * CPU_KV_SHARE))
+    share = psutil.virtual_memory().available * CPU_KV_SHARE
+    return min(CPU_KV_MOST, int(share)) // placement.world_size

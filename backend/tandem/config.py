@@ -41,12 +41,14 @@ class EngineConfig(BaseModel):
     """Folder of the target checkpoint in Hugging Face layout."""
     draft_model: Path | None = None
     """Folder of the draft checkpoint, for `speculative_method` draft_model."""
-    tensor_parallel_size: Annotated[Count, Field(ge=1, le=1)] = 1
-    """Ranks of the target. More than one is not available yet."""
-    draft_tensor_parallel_size: Annotated[Count, Field(ge=1, le=1)] = 1
-    """Ranks of the draft. More than one is not available yet."""
+    tensor_parallel_size: Annotated[Count, Field(ge=1)] = 1
+    """Ranks of the target."""
+    draft_tensor_parallel_size: Annotated[Count, Field(ge=1)] = 1
+    """Ranks of the draft."""
     devices: str = "auto"
-    """`cpu`, `cuda`, `cuda:1`, or `auto`: a GPU where there is one."""
+    """Of the target's ranks: `cpu`, `cuda`, `cuda:0,cuda:1`, or `auto`: GPUs where there are."""
+    draft_devices: str | None = None
+    """Devices of the draft's own ranks, as in `devices`; None: it shares the target's."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """`auto`: the target checkpoint's own."""
     num_threads: Annotated[Count, Field(ge=1)] | None = None

@@ -46,6 +46,7 @@ class Engine:
         self.config = config
         self.limits = parts.limits
         self.tokenizer = parts.tokenizer
+        self.world = parts.world
         self.target = parts.target
         self.blocks = parts.blocks
         self.scheduler = parts.scheduler
@@ -154,7 +155,7 @@ class Engine:
                     source.append(self._slot(request, request.computed + node))
                     target.append(self._slot(request, request.computed + offset))
         if source:
-            self.target.cache.move(source, target)
+            self.target.move(source, target)
 
     def _slot(self, request: Request, position: int) -> int:
         block, offset = divmod(position, self.config.block_size)
@@ -272,10 +273,12 @@ class Engine:
         self.blocks.check_integrity(self.idle)
 
     def shutdown(self) -> None:
-        """Drops all requests."""
+        """Drops all requests and ends the other ranks."""
         for request_id in list(self._streams):
             self.abort(request_id)
         self.check_integrity()
+        if self.world is not None:
+            self.world.close()
 
     def __enter__(self) -> Self:
         return self

@@ -39,6 +39,16 @@ class Failed(NamedTuple):
     reason: str
 
 
+class Alive(NamedTuple):
+    """A sign of life, sent again and again."""
+
+
+class Broken(NamedTuple):
+    """The engine has lost a part of itself and ends."""
+
+    reason: str
+
+
 class Outputs(NamedTuple):
     """What one step brought."""
 

@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 from tandem.config import EngineConfig
 from tandem.engine_process import EngineProcess, interpreter
 from tandem.errors import EngineDeadError, TandemError
-from tandem.messages import Abort, Outputs, Refused, Submit
+from tandem.messages import Abort, Alive, Broken, Outputs, Refused, Submit
 from tandem.request import RequestOutput, SamplingParams
 
 logger = logging.getLogger("tandem")
@@ -24,6 +24,9 @@ Answer = TypeVar("Answer", RequestOutput, TandemError)
 
 FIRST_PAUSE_S = 1.0  # before a crashed engine is started again; doubles up to the longest
 LONGEST_PAUSE_S = 30.0
+HANG_S = 4.0  # an engine that has been silent for so long is lost
+
+FromEngine = Alive | Broken | Outputs | Refused
 
 
 class Sink(Protocol):
@@ -53,6 +56,7 @@ class EngineService:
         self._ids = itertools.count()
         self._stopping = threading.Event()
         self._alive = False
+        self._broken = ""  # why the engine ends, where it could still say so
         self._launch()
         self._thread = threading.Thread(target=self._watch, name="tandem-service", daemon=True)
         self._thread.start()
@@ -100,6 +104,7 @@ class EngineService:
                 raise EngineDeadError("The model is being unloaded.")
             self._process = EngineProcess(self._config, self._python)
         self._process.wait_ready()
+        self._broken = ""
         with self._lock:
             self._alive = True
             if self._stopping.is_set():
@@ -123,8 +128,9 @@ class EngineService:
             code = self._process.end()
             if self._stopping.is_set():
                 return
-            logger.error("The engine's process ended with code %d; starting it again.", code)
-            self._fail_all(f"The engine's process ended with code {code}: send the request again.")
+            reason = self._broken or f"The engine's process ended with code {code}."
+            logger.error("%s It is started again.", reason)
+            self._fail_all(f"{reason.rstrip('.')}: send the request again.")
             if not self._relaunch():
                 return
 
@@ -147,9 +153,15 @@ class EngineService:
             with self._lock:
                 self._alive = False
 
-    def _receive(self, connection: Connection) -> list[Outputs | Refused]:
-        """Waits for a message and takes all others that have piled up behind it."""
-        messages: list[Outputs | Refused] = [connection.recv()]
+    def _receive(self, connection: Connection) -> list[FromEngine]:
+        """Waits for a message and takes all others that have piled up behind it.
+
+        An engine that is silent for too long is ended.
+        """
+        if not connection.poll(HANG_S):
+            self._broken = f"The engine has not shown a sign of life for {HANG_S:.0f} s."
+            self._process.kill()
+        messages: list[FromEngine] = [connection.recv()]
         try:
             while connection.poll():
                 messages.append(connection.recv())
@@ -157,20 +169,22 @@ class EngineService:
             pass
         return messages
 
-    def _dispatch(self, messages: list[Outputs | Refused]) -> None:
+    def _dispatch(self, messages: list[FromEngine]) -> None:
         """One call a request: what has piled up is merged."""
         merged: dict[str, RequestOutput] = {}
         for message in messages:
-            if isinstance(message, Refused):
+            if isinstance(message, Broken):
+                self._broken = message.reason
+            elif isinstance(message, Refused):
                 sink = self._take_sink(message.request_id)
                 if sink is not None:
                     _deliver(sink.on_error, message.error())
-                continue
-            for output in message.outputs:
-                if output.request_id in merged:
-                    merged[output.request_id].merge(output)
-                else:
-                    merged[output.request_id] = output
+            elif isinstance(message, Outputs):
+                for output in message.outputs:
+                    if output.request_id in merged:
+                        merged[output.request_id].merge(output)
+                    else:
+                        merged[output.request_id] = output
         for request_id, output in merged.items():
             sink = self._sinks.get(request_id)
             if sink is None:  # it was given up

@@ -12,13 +12,25 @@ import queue
 import signal
 import sys
 import threading
+import time
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from tandem.engine import Engine
 from tandem.errors import TandemError
-from tandem.messages import Abort, Failed, Ready, Refused, Start, Submit
+from tandem.messages import (
+    Abort,
+    Alive,
+    Broken,
+    Failed,
+    Outputs,
+    Ready,
+    Refused,
+    Start,
+    Submit,
+)
 from tandem.outbox import Outbox
+from tandem.runners.rank_worker import PULSE_S, die_with_parent
 
 logger = logging.getLogger("tandem")
 
@@ -28,6 +40,7 @@ Inbox = queue.SimpleQueue[Submit | Abort]
 def main() -> None:
     """Serves one connection until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us too; our parent decides
+    die_with_parent()
     connection = Connection(int(sys.argv[1]))
     start: Start = connection.recv()
     logging.basicConfig(level=start.config.log_level.upper(), format="tandem: %(message)s")
@@ -40,8 +53,37 @@ def main() -> None:
     inbox: Inbox = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, received), daemon=True).start()
     threading.Thread(target=_tokenize, args=(received, engine, inbox), daemon=True).start()
-    connection.send(Ready())
-    _run(engine, connection, inbox)
+    sender = _Sender(connection)
+    if engine.world is not None:
+        engine.world.on_lost = sender.give_up
+    sender.send(Ready())
+    threading.Thread(target=sender.beat, daemon=True).start()
+    _run(engine, sender, inbox)
+
+
+class _Sender:
+    """The way out, which threads share."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def send(self, message: Ready | Outputs | Refused | Alive | Broken) -> None:
+        with self._lock:
+            self._connection.send(message)
+
+    def beat(self) -> None:
+        """Shows the service that this process runs."""
+        with suppress(OSError):
+            while True:
+                self.send(Alive())
+                time.sleep(PULSE_S)
+
+    def give_up(self, reason: str) -> None:
+        """Ends the process, whatever its other threads wait for."""
+        with suppress(OSError):
+            self.send(Broken(reason))
+        os._exit(1)
 
 
 def _receive(connection: Connection, received: Inbox) -> None:
@@ -63,20 +105,18 @@ def _tokenize(received: Inbox, engine: Engine, inbox: Inbox) -> None:
         inbox.put(message)
 
 
-def _run(engine: Engine, connection: Connection, inbox: Inbox) -> None:
+def _run(engine: Engine, sender: _Sender, inbox: Inbox) -> None:
     """Steps the engine while there is work, and waits for some when there is none."""
-    outbox = Outbox(connection.send, shares_processor=engine.target.device.type == "cpu")
+    outbox = Outbox(sender.send, shares_processor=engine.target.device.type == "cpu")
     while True:
         if engine.idle:
             engine.check_integrity()
         while engine.idle or not inbox.empty():
-            _handle(inbox.get(), engine, connection, outbox)
+            _handle(inbox.get(), engine, sender, outbox)
         outbox.put(engine.step())
 
 
-def _handle(
-    message: Submit | Abort, engine: Engine, connection: Connection, outbox: Outbox
-) -> None:
+def _handle(message: Submit | Abort, engine: Engine, sender: _Sender, outbox: Outbox) -> None:
     if isinstance(message, Abort):
         output = engine.abort(message.request_id)
         if output is not None:
@@ -85,7 +125,7 @@ def _handle(
     try:
         engine.add_request(message.prompt, message.params, message.request_id)
     except TandemError as error:
-        connection.send(Refused(message.request_id, type(error).__name__, str(error)))
+        sender.send(Refused(message.request_id, type(error).__name__, str(error)))
 
 
 if __name__ == "__main__":

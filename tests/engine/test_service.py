@@ -185,7 +185,7 @@ class Closing:
     def __init__(self, *messages: Outputs) -> None:
         self.messages = list(messages)
 
-    def poll(self) -> bool:
+    def poll(self, timeout: float = 0.0) -> bool:
         return True
 
     def recv(self) -> Outputs:

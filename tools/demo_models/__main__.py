@@ -50,11 +50,12 @@ def draft_command(
     minutes: float = Recipe().budget_s / 60,
     corpus_share: float = Recipe().corpus_share,
     temperature: float = Recipe().temperature,
+    start: Annotated[Path | None, typer.Option(help="a draft to train further")] = None,
     seed: int = 0,
 ) -> None:
     """Distil a draft from rollout files."""
     recipe = Recipe(layers, minutes * 60, corpus_share, temperature)
-    distil(target, read_rollouts(rollouts), out, recipe, seed)
+    distil(target, read_rollouts(rollouts), out, recipe, seed, start)
 
 
 @app.command("report")

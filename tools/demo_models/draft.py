@@ -43,11 +43,17 @@ class Recipe(NamedTuple):
     muon_rate: float = 5e-3
 
 
-def distil(target: Path, rollouts: Rollouts, out: Path, recipe: Recipe, seed: int) -> None:
-    """Trains a draft on the corpus, then on rollouts, and reports its acceptance as it goes."""
+def distil(
+    target: Path, rollouts: Rollouts, out: Path, recipe: Recipe, seed: int, start: Path | None
+) -> None:
+    """Trains a draft, or the one in `start` further, on the corpus, then on rollouts, and reports
+    its acceptance as it goes."""
     tokenizer, corpus, teacher = load_tokenizer(target), read_corpus(), load_model(target)
-    draft = new_model(draft_config(recipe.layers), seed)
-    start_from_embedding(draft, teacher)
+    if start is None:
+        draft = new_model(draft_config(recipe.layers), seed)
+        start_from_embedding(draft, teacher)
+    else:
+        draft = load_model(start)
     console.print(f"{parameter_count(draft):,} parameters, {len(rollouts.tokens)} rows, {recipe}")
     texts = greedy_texts(teacher, tokenizer, corpus.held_out, count=64, seed=1)
     generator = torch.Generator().manual_seed(seed)

@@ -15,7 +15,7 @@ from torch import Tensor
 from tandem.attention.plan import Query
 from tandem.drafting import Draft, Verdict
 from tandem.request import Request
-from tandem.runners.model_runner import ModelRunner
+from tandem.runners.parallel_runner import Runner
 from tandem.scheduler import Decode
 from tandem.verification.sampler import Sampler, by_rejection
 from tandem.verification.scores import Row
@@ -35,7 +35,7 @@ class DraftModelProposer:
     """Proposes chains. Greedy requests get the draft's argmax, seeded ones its coupled draw,
     all others a draw from q, which is handed over with the tokens."""
 
-    def __init__(self, runner: ModelRunner, sampler: Sampler, token_budget: int) -> None:
+    def __init__(self, runner: Runner, sampler: Sampler, token_budget: int) -> None:
         self.runner = runner
         self.sampler = sampler
         self.token_budget = token_budget

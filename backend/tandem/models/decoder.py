@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tandem.models.config import ModelConfig
-from tandem.models.layers import Linear, RMSNorm, RotaryTable, rotate_
+from tandem.models.layers import Embedding, Linear, RMSNorm, RotaryTable, rotate_
 
 
 class Attention(Protocol):
@@ -96,9 +96,7 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = config
-        self.embed = nn.Parameter(
-            torch.empty(config.vocab_size, config.hidden_size, dtype=dtype), requires_grad=False
-        )
+        self.embed = Embedding(config.vocab_size, config.hidden_size, dtype)
         self.layers = nn.ModuleList(Layer(config, dtype) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype)
         self.head = Linear(config.hidden_size, config.vocab_size, False, dtype)
@@ -106,7 +104,7 @@ class Decoder(nn.Module):
 
     def forward(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """tokens, positions [T] to final hidden states [T, hidden], after the last norm."""
-        x = self.embed.index_select(0, tokens)
+        x = self.embed(tokens)
         rope = self.rope(positions)
         for index, layer in enumerate(self.layers):
             x = layer(index, x, rope, attention)

@@ -40,6 +40,17 @@ class Linear(nn.Module):
         return F.linear(x, self.weight, self.bias)
 
 
+class Embedding(nn.Module):
+    """One row a token."""
+
+    def __init__(self, rows: int, width: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(rows, width, dtype=dtype), requires_grad=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.weight.index_select(0, tokens)
+
+
 PACK_ROWS = 4  # rows the packed layout is tuned for: a verification of a few nodes
 
 

@@ -3,7 +3,7 @@ checked by name and shape."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,25 +16,27 @@ from tandem.errors import CheckpointError
 from tandem.models.config import ModelConfig, read_json
 from tandem.models.decoder import Decoder
 from tandem.models.layers import pack_linears
+from tandem.models.shard import WHOLE, Cut, Shard, local_config, source
 
 
 class Slot(NamedTuple):
-    """Where a checkpoint tensor goes: rows of one of the decoder's parameters."""
+    """Where a checkpoint tensor, or a rank's part of it, goes: rows of a decoder's parameter."""
 
     parameter: str
     start: int
     rows: int
+    cut: Cut
 
 
 def checkpoint_map(config: ModelConfig) -> dict[str, Slot]:
-    """Checkpoint name to slot, for every tensor the decoder needs."""
+    """Checkpoint name to slot, for every tensor the decoder needs. config: the decoder's own."""
     hidden, vocab = config.hidden_size, config.vocab_size
     slots = {
-        "model.embed_tokens.weight": Slot("embed", 0, vocab),
-        "model.norm.weight": Slot("norm.weight", 0, hidden),
+        "model.embed_tokens.weight": Slot("embed.weight", 0, vocab, Cut.VOCABULARY),
+        "model.norm.weight": Slot("norm.weight", 0, hidden, Cut.NOT),
     }
     if not config.tied_embeddings:
-        slots["lm_head.weight"] = Slot("head.weight", 0, vocab)
+        slots["lm_head.weight"] = Slot("head.weight", 0, vocab, Cut.VOCABULARY)
     for layer in range(config.num_layers):
         for theirs, slot in _layer_map(config).items():
             slots[f"model.layers.{layer}.{theirs}"] = slot._replace(
@@ -48,55 +50,72 @@ def _layer_map(config: ModelConfig) -> dict[str, Slot]:
     hidden, inner = config.hidden_size, config.intermediate_size
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     linears = [
-        ("self_attn.q_proj", "attention.qkv", 0, query, config.qkv_bias),
-        ("self_attn.k_proj", "attention.qkv", query, key, config.qkv_bias),
-        ("self_attn.v_proj", "attention.qkv", query + key, key, config.qkv_bias),
-        ("self_attn.o_proj", "attention.out", 0, hidden, config.out_bias),
-        ("mlp.gate_proj", "mlp.gate_up", 0, inner, config.mlp_bias),
-        ("mlp.up_proj", "mlp.gate_up", inner, inner, config.mlp_bias),
-        ("mlp.down_proj", "mlp.down", 0, hidden, config.mlp_bias),
+        ("self_attn.q_proj", "attention.qkv", 0, query, config.qkv_bias, Cut.ROWS),
+        ("self_attn.k_proj", "attention.qkv", query, key, config.qkv_bias, Cut.KV_ROWS),
+        ("self_attn.v_proj", "attention.qkv", query + key, key, config.qkv_bias, Cut.KV_ROWS),
+        ("self_attn.o_proj", "attention.out", 0, hidden, config.out_bias, Cut.COLUMNS),
+        ("mlp.gate_proj", "mlp.gate_up", 0, inner, config.mlp_bias, Cut.ROWS),
+        ("mlp.up_proj", "mlp.gate_up", inner, inner, config.mlp_bias, Cut.ROWS),
+        ("mlp.down_proj", "mlp.down", 0, hidden, config.mlp_bias, Cut.COLUMNS),
     ]
     slots = {
-        "input_layernorm.weight": Slot("input_norm.weight", 0, hidden),
-        "post_attention_layernorm.weight": Slot("post_norm.weight", 0, hidden),
+        "input_layernorm.weight": Slot("input_norm.weight", 0, hidden, Cut.NOT),
+        "post_attention_layernorm.weight": Slot("post_norm.weight", 0, hidden, Cut.NOT),
     }
-    for theirs, ours, start, rows, bias in linears:
-        slots[f"{theirs}.weight"] = Slot(f"{ours}.weight", start, rows)
+    for theirs, ours, start, rows, bias, cut in linears:
+        slots[f"{theirs}.weight"] = Slot(f"{ours}.weight", start, rows, cut)
         if bias:
-            slots[f"{theirs}.bias"] = Slot(f"{ours}.bias", start, rows)
+            of_sum = Cut.FIRST if cut is Cut.COLUMNS else cut
+            slots[f"{theirs}.bias"] = Slot(f"{ours}.bias", start, rows, of_sum)
     if config.qk_norm:
         for norm in ("q_norm", "k_norm"):
-            slots[f"self_attn.{norm}.weight"] = Slot(f"attention.{norm}.weight", 0, config.head_dim)
+            slots[f"self_attn.{norm}.weight"] = Slot(
+                f"attention.{norm}.weight", 0, config.head_dim, Cut.NOT
+            )
     return slots
 
 
 def load_decoder(
-    folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device
+    folder: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    shard: Shard = WHOLE,
 ) -> Decoder:
-    """The decoder of `folder`, ready to run. Raises `CheckpointError` by tensor name."""
-    model = Decoder(config, dtype)
+    """The decoder of `folder`, or a rank's part of it, ready to run: only that part is read.
+
+    Raises `CheckpointError` by tensor name.
+    """
+    local = local_config(config, shard)
+    model = Decoder(local, dtype)
     parameters = dict(model.named_parameters())
-    slots = checkpoint_map(config)
     with ExitStack() as stack:
         tensors = _Tensors(folder, stack)
-        for name, slot in slots.items():
+        whole = checkpoint_map(config)
+        for name, slot in checkpoint_map(local).items():
             target = parameters[slot.parameter].data.narrow(0, slot.start, slot.rows)
-            target.copy_(_checked(folder, name, tensors[name], target))
+            wanted = [whole[name].rows, *_whole_width(parameters[slot.parameter], slot.cut, shard)]
+            _fill(target, tensors.part(name, wanted, slot.cut, config, shard))
     if config.tied_embeddings:
-        model.head.weight.data.copy_(model.embed.data)
+        model.head.weight.data.copy_(model.embed.weight.data)
     model.to(device).eval()
     if device.type == "cpu":
         pack_linears(model, dtype)
     return model
 
 
-def _checked(folder: Path, name: str, tensor: Tensor, target: Tensor) -> Tensor:
-    if tensor.shape != target.shape:
-        raise CheckpointError(
-            f"{folder}: the tensor {name} has shape {list(tensor.shape)} where config.json calls "
-            f"for {list(target.shape)}: use the config.json that belongs to these weights."
-        )
-    return tensor
+def _whole_width(parameter: Tensor, cut: Cut, shard: Shard) -> list[int]:
+    """The other dimensions of the checkpoint's tensor."""
+    width = list(parameter.shape[1:])
+    return [width[0] * shard.size] if cut is Cut.COLUMNS else width
+
+
+def _fill(target: Tensor, part: Tensor | None) -> None:
+    """A part may be missing or too short (see `Cut`): zeros stand for the rest."""
+    rows = 0 if part is None else part.shape[0]
+    if part is not None:
+        target[:rows].copy_(part)
+    target[rows:].zero_()
 
 
 class _Tensors:
@@ -114,13 +133,25 @@ class _Tensors:
                 ) from None
             self.handles.update(dict.fromkeys(handle.keys(), handle))
 
-    def __getitem__(self, name: str) -> Tensor:
+    def part(
+        self, name: str, wanted: Sequence[int], cut: Cut, config: ModelConfig, shard: Shard
+    ) -> Tensor | None:
+        """A rank's part of a tensor whose whole shape must be `wanted`."""
         if name not in self.handles:
             raise CheckpointError(
                 f"{self.folder} lacks the tensor {name}: use weights that belong to its "
                 "config.json."
             )
-        return self.handles[name].get_tensor(name)
+        stored = self.handles[name].get_slice(name)
+        shape = stored.get_shape()
+        if shape != list(wanted):
+            raise CheckpointError(
+                f"{self.folder}: the tensor {name} has shape {shape} where config.json calls "
+                f"for {list(wanted)}: use the config.json that belongs to these weights."
+            )
+        where = source(cut, shape, config, shard)
+        part: Tensor | None = None if where is None else stored[where]
+        return part
 
 
 def safetensors_files(folder: Path) -> Iterator[Path]:

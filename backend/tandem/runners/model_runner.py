@@ -12,26 +12,43 @@ from tandem.attention.paged import PagedKVCache, kv_block_bytes
 from tandem.attention.plan import Query
 from tandem.models.config import ModelConfig
 from tandem.models.loader import load_decoder
+from tandem.models.shard import WHOLE, Shard, local_config
+
+
+def block_bytes(config: ModelConfig, dtype: torch.dtype, block_size: int, shard: Shard) -> int:
+    """Bytes of KV a block takes on one of the model's ranks."""
+    return kv_block_bytes(local_config(config, shard), dtype, block_size)
 
 
 class ModelRunner:
-    """One model on one device. `allocate` comes before the first `forward`."""
+    """One model, or a rank's part of it, on one device. `allocate` comes before `forward`."""
 
     def __init__(
-        self, folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device
+        self,
+        folder: Path,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        shard: Shard = WHOLE,
     ) -> None:
         self.config = config
         self.dtype = dtype
         self.device = device
-        self.model = load_decoder(folder, config, dtype, device)
+        self.shard = shard
+        self.model = load_decoder(folder, config, dtype, device, shard)
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
         """Makes the KV cache."""
-        self.cache = PagedKVCache(self.config, num_blocks, block_size, self.dtype, self.device)
+        local = local_config(self.config, self.shard)
+        self.cache = PagedKVCache(local, num_blocks, block_size, self.dtype, self.device)
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes of KV a block takes."""
-        return kv_block_bytes(self.config, self.dtype, block_size)
+        return block_bytes(self.config, self.dtype, block_size, self.shard)
+
+    def move(self, source: Sequence[int], target: Sequence[int]) -> None:
+        """Copies KV slots to other slots in all layers."""
+        self.cache.move(source, target)
 
     @torch.inference_mode()
     def forward(

@@ -1,0 +1,98 @@
+"""A rank's process, from rank 1 up: `python -m tandem.runners.rank_worker COMMANDS_FD PULSE_FD`.
+
+It does what rank 0 says, and ends with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+
+import torch
+import torch.distributed as dist
+
+from tandem.errors import TandemError
+from tandem.runners.commands import Allocate, Command, Done, Failed, Forward, Join, Load, Move, Role
+from tandem.runners.model_runner import ModelRunner
+from tandem.runners.rank import Rank, pin
+
+PULSE_S = 0.5
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Serves rank 0 until it hangs up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us too; rank 0 decides
+    die_with_parent()
+    commands, pulse = Connection(int(sys.argv[1])), int(sys.argv[2])
+    threading.Thread(target=_beat, args=(pulse,), daemon=True).start()
+    worker = _Worker(commands)
+    while True:
+        try:
+            command: Command = commands.recv()
+        except (EOFError, OSError):
+            os._exit(0)  # not by way of the process group, whose other end may be gone
+        worker.obey(command)
+
+
+def die_with_parent() -> None:
+    """Has the kernel kill this process when the one that started it ends, even if it is stopped."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _beat(pulse: int) -> None:
+    """Shows rank 0 that this process runs."""
+    while True:
+        try:
+            os.write(pulse, b".")
+        except OSError:
+            os._exit(0)
+        time.sleep(PULSE_S)
+
+
+class _Worker:
+    """The state between commands."""
+
+    def __init__(self, commands: Connection) -> None:
+        self.commands = commands
+        self.rank: Rank
+        self.runners: dict[Role, ModelRunner] = {}
+
+    def obey(self, command: Command) -> None:
+        if isinstance(command, Forward):
+            self._forward(command)
+        elif isinstance(command, Move):
+            self.runners[command.role].move(command.source, command.target)
+        else:
+            self.commands.send(self._prepare(command))
+
+    def _prepare(self, command: Join | Load | Allocate) -> Done | Failed:
+        try:
+            if isinstance(command, Join):
+                pin(command.cores)
+                self.rank = Rank(command.placement, command.rank, command.store)
+            elif isinstance(command, Load):
+                self.runners[command.role] = self.rank.load(*command)
+            else:
+                runner = self.runners[command.role]
+                runner.allocate(command.num_blocks, command.block_size)
+        except (TandemError, RuntimeError, MemoryError) as error:
+            return Failed(str(error))
+        return Done()
+
+    @torch.inference_mode()
+    def _forward(self, command: Forward) -> None:
+        runner = self.runners[command.role]
+        logits = runner.forward(command.tokens, command.queries, command.rows)
+        ranks = self.rank.placement.ranks(command.role)
+        if ranks[0] == self.rank.rank and logits.shape[0]:  # a draft with ranks of its own
+            dist.send(logits, dst=0)
+
+
+if __name__ == "__main__":
+    main()

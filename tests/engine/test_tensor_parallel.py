@@ -1,0 +1,171 @@
+"""Ranks: their number and placement change neither text nor proofs, and none is lost unnoticed."""
+
+import os
+import random
+import signal
+import time
+
+import psutil
+import pytest
+import torch.distributed as dist
+
+from tandem import Engine, SamplingParams
+from tandem.errors import ConfigError, EngineDeadError
+from tandem.runners.collectives import collectives_a_forward
+from tandem.service import EngineService
+from tests.engine.checkpoints import make_checkpoint
+from tests.engine.sinks import LONG, WAIT_S, config_of, submit, until
+
+RNG = random.Random(11)
+PROMPTS = [RNG.choices(range(96), k=RNG.randrange(2, 40)) for _ in range(12)]
+PARAMS = [
+    SamplingParams(max_tokens=24, seed=index, temperature=0.0 if index % 2 else 1.0)
+    for index in range(len(PROMPTS))
+]
+SHARED = [(2, 1), (2, 2), (4, 1), (4, 2)]
+DEDICATED = [(1, 2), (2, 1), (1, 1)]
+NOTICED_S = 5.0
+
+
+def sizes(t, d, draft_devices=None):
+    return {
+        "tensor_parallel_size": t,
+        "draft_tensor_parallel_size": d,
+        "draft_devices": draft_devices,
+        "num_threads": None,
+    }
+
+
+def run(engine):
+    return [output.token_ids for output in engine.generate(PROMPTS, PARAMS)]
+
+
+@pytest.fixture(scope="module")
+def alone(target, good_draft):
+    with Engine(config_of(target, draft_model=good_draft)) as one:
+        return run(one)
+
+
+@pytest.mark.parametrize(("t", "d"), SHARED)
+def test_shared_ranks_write_the_same_text(engine, good_draft, alone, t, d):
+    assert run(engine(draft_model=good_draft, **sizes(t, d))) == alone
+
+
+@pytest.mark.parametrize(("t", "d"), DEDICATED)
+def test_a_draft_with_ranks_of_its_own_writes_the_same_text(engine, good_draft, alone, t, d):
+    assert run(engine(draft_model=good_draft, **sizes(t, d, "cpu"))) == alone
+
+
+@pytest.mark.parametrize("shape", [{"attention_bias": True, "mlp_bias": True}, {"vocab_size": 97}])
+def test_biases_and_odd_vocabularies(engine, tmp_path, shape):
+    folder = make_checkpoint(tmp_path / "target", scale=3.0, **shape)
+    texts = [run(engine(model=folder, **sizes(t, 1))) for t in (1, 2)]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "mistral"])
+def test_the_other_families(engine, tmp_path, family):
+    folder = make_checkpoint(tmp_path / "target", family, scale=3.0, tie_word_embeddings=True)
+    texts = [run(engine(model=folder, **sizes(t, 1))) for t in (1, 2)]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("t", "d", "devices", "said"),
+    [
+        (3, 1, None, r"tensor_parallel_size is 3, but the target .* has 4 attention heads"),
+        (4, 3, None, r"draft_tensor_parallel_size is 3, but the draft .* has 4 attention heads"),
+        (2, 3, "cpu", r"draft_tensor_parallel_size is 3, but the draft .* has 4 attention heads"),
+        (1, 2, None, r"draft_tensor_parallel_size is 2 but tensor_parallel_size is 1: .*devices"),
+        (2, 1, "cpu,cpu", r"draft_devices names 2 devices for 1 ranks"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(engine, good_draft, t, d, devices, said):
+    before = psutil.Process().children()
+    with pytest.raises(ConfigError, match=said):
+        engine(draft_model=good_draft, **sizes(t, d, devices))
+    assert psutil.Process().children() == before
+
+
+@pytest.mark.parametrize(("t", "d", "devices"), [(2, 1, None), (2, 2, None), (1, 2, "cpu")])
+def test_the_number_of_collective_calls(engine, good_draft, monkeypatch, t, d, devices):
+    one = engine(draft_model=good_draft, num_speculative_tokens=3, **sizes(t, d, devices))
+    calls = []
+    for name in ("all_reduce", "gather", "broadcast", "all_gather"):
+        real = getattr(dist, name)
+        monkeypatch.setattr(
+            dist, name, lambda *a, real=real, name=name, **k: calls.append(name) or real(*a, **k)
+        )
+    counted = {}
+    for role, runner in (("target", one.target), ("draft", one.proposer.runner)):
+        real = runner.forward
+
+        def forward(*args, real=real, role=role):
+            before = len(calls)
+            logits = real(*args)
+            counted.setdefault(role, set()).add(len(calls) - before)
+            return logits
+
+        monkeypatch.setattr(runner, "forward", forward)
+    one.generate([PROMPTS[0]], SamplingParams(max_tokens=12, temperature=0))
+    layers = one.target.config.num_layers
+    assert counted["target"] == {collectives_a_forward(layers, t)}
+    assert counted["draft"] == {collectives_a_forward(layers, d) if devices is None else 0}
+
+
+# -- loss ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def service(target):
+    one = EngineService(config_of(target, **sizes(2, 1)))
+    yield one
+    one.stop()
+
+
+def other_rank(service):
+    [process] = psutil.Process(service.pid).children()
+    return process
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("victim", ["engine", "rank"])
+def test_a_lost_rank_is_noticed_and_leaves_nothing_behind(service, victim, signum):
+    answers = [submit(service, "t1", LONG) for _ in range(6)]
+    assert answers[0].begun.wait(WAIT_S)
+    family = [psutil.Process(service.pid), other_rank(service)]
+    os.kill(family[0].pid if victim == "engine" else family[1].pid, signum)
+    start = time.monotonic()
+    answers[-1].wait()
+    assert time.monotonic() - start < NOTICED_S
+    for answer in answers:
+        answer.wait()
+        assert answer.reason == "length" or isinstance(answer.errors[0], EngineDeadError)
+    if victim == "rank":
+        assert "Rank 1" in str(answers[-1].errors[0])
+    gone, alive = psutil.wait_procs(family, NOTICED_S)
+    assert gone
+    assert not alive
+    until(lambda: service.alive)
+    assert submit(service, "t1").wait().reason == "length"
+
+
+def test_a_rank_lost_while_nothing_runs_is_noticed(service):
+    pid = service.pid
+    other_rank(service).kill()
+    until(lambda: service.alive and service.pid != pid)
+    assert submit(service, "t1").wait().reason == "length"
+
+
+def test_a_lost_rank_in_this_process_is_an_error(target):
+    one = Engine(config_of(target, **sizes(2, 1)))
+    [rank] = psutil.Process().children()
+    try:
+        stream = one.stream(PROMPTS[0], SamplingParams(max_tokens=200))
+        next(stream)
+        rank.kill()
+        with pytest.raises(EngineDeadError, match=r"Rank 1 ended with code -9"):
+            list(stream)
+    finally:
+        one.world.close()
+    assert not psutil.Process().children()
