@@ -109,6 +109,18 @@ def doctor(
 
 
 @app.command()
+def ranks(
+    model: Annotated[str, typer.Option(help="Model to look at.")] = "tandem",
+    model_repository: Repository = Path("model_repository"),
+    set_: Settings = None,
+) -> None:
+    """Show what each tensor-parallel rank holds and how often ranks must talk."""
+    from tandem.ranks import show
+
+    show(model_repository / model, _settings(set_), Console())
+
+
+@app.command()
 def generate(
     prompts: Annotated[list[str], typer.Argument(help="Prompts; - reads one from stdin.")],
     model: Annotated[Path, typer.Option(help="Folder of the target checkpoint.")],

@@ -7,11 +7,18 @@ import time
 
 import psutil
 import pytest
+import torch
 import torch.distributed as dist
 
 from tandem import Engine, SamplingParams
 from tandem.errors import ConfigError, EngineDeadError
+from tandem.models.config import read_model_config
+from tandem.models.layers import Linear
+from tandem.models.shard import Shard
+from tandem.ranks import of as footprint_lines
 from tandem.runners.collectives import collectives_a_forward
+from tandem.runners.footprint import weight_count
+from tandem.runners.model_runner import ModelRunner
 from tandem.service import EngineService
 from tests.engine.checkpoints import make_checkpoint
 from tests.engine.sinks import LONG, WAIT_S, config_of, submit, until
@@ -111,6 +118,40 @@ def test_the_number_of_collective_calls(engine, good_draft, monkeypatch, t, d, d
     layers = one.target.config.num_layers
     assert counted["target"] == {collectives_a_forward(layers, t)}
     assert counted["draft"] == {collectives_a_forward(layers, d) if devices is None else 0}
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_each_rank_holds_what_the_formula_says(tmp_path, family, size):
+    bias = {"attention_bias": True, "mlp_bias": True} if family == "llama" else {}
+    folder = make_checkpoint(tmp_path, family, vocab_size=98, **bias)
+    config = read_model_config(folder)
+    for rank in range(size):
+        shard = Shard(rank, size)
+        runner = ModelRunner(folder, config, torch.float32, torch.device("cpu"), shard)
+        runner.allocate(num_blocks=3, block_size=8)
+        held = sum(weight.numel() for weight in runner.model.parameters())
+        packed = [module.packed for module in runner.model.modules() if isinstance(module, Linear)]
+        held += sum(weight.numel() for weight in packed if weight is not None)
+        assert held == weight_count(config, shard)
+        kv_bytes = runner.cache.data.numel() * runner.cache.data.element_size()
+        assert kv_bytes == 3 * runner.block_bytes(8)
+
+
+def test_the_table_has_a_line_for_every_model_on_a_rank(target, good_draft):
+    lines = footprint_lines(config_of(target, draft_model=good_draft, **sizes(2, 1)))
+    assert [(line.rank, line.role) for line in lines] == [
+        (0, "draft"),
+        (0, "target"),
+        (1, "target"),
+    ]
+    assert [line.collectives for line in lines] == [0, 6, 6]
+    lines = footprint_lines(config_of(target, draft_model=good_draft, **sizes(1, 2, "cpu")))
+    assert [(line.rank, line.role, line.collectives) for line in lines] == [
+        (0, "target", 0),
+        (1, "draft", 6),
+        (2, "draft", 6),
+    ]
 
 
 # -- loss ------------------------------------------------------------------------------------------

@@ -37,8 +37,9 @@ def _examine(folder: Path) -> Iterator[Finding]:
 
 
 def _checkpoints(model: ServedModel, config: EngineConfig) -> Iterator[Finding]:
-    from tandem.assembly import check_same_vocabulary, read_draft_config
+    from tandem.assembly import check_ranks, check_same_vocabulary, read_draft_config
     from tandem.models.config import read_model_config
+    from tandem.runners.placement import place
     from tandem.tokenizer import Tokenizer
 
     folders = {key: getattr(config, key) for key in _MODEL_KEYS}
@@ -46,10 +47,13 @@ def _checkpoints(model: ServedModel, config: EngineConfig) -> Iterator[Finding]:
     yield from findings
     if any(finding.level is Level.FAILURE for finding in findings):
         return
+    model_config, draft = read_model_config(config.model), None
     if config.method == "draft_model":
-        read_draft_config(config, read_model_config(config.model))
+        draft = read_draft_config(config, model_config)
         check_same_vocabulary(config, Tokenizer(config.model))
         yield ok(f"{model.name}: vocabulary", "draft and target agree")
+    check_ranks(config, model_config, draft)
+    place(config)
 
 
 def _weights(subject: str, folder: Path) -> Finding:
