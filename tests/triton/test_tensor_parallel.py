@@ -1,0 +1,69 @@
+"""The model whose target has two ranks and whose draft has one, behind a real server."""
+
+import contextlib
+import signal
+import time
+
+import psutil
+import pytest
+
+from tandem.serving import ServerOptions, TritonServer
+from tandem.serving.overrides import overridden
+from tandem_client import GrpcClient, Unavailable
+from tests.triton.conftest import PROMPT
+from tests.triton.protocol import WAIT
+from tests.triton.repository import MODEL_REPOSITORY
+
+MODEL = "tandem_tp"
+MODULES = {"tandem.service_worker", "tandem.runners.rank_worker"}
+GREEDY = {"temperature": 0.0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    log = tmp_path_factory.mktemp("tp") / "server.log"
+    with (
+        overridden(MODEL_REPOSITORY, (MODEL,), {"dtype": "float32"}) as repository,
+        TritonServer(ServerOptions(repository, (MODEL,), log_path=log)) as server,
+    ):
+        yield server
+
+
+def ranks(server):
+    """The engine's process and that of the other rank."""
+    family = psutil.Process(server.pid).children(recursive=True)
+    return [process for process in family if MODULES & set(process.cmdline())]
+
+
+def test_it_writes_what_one_rank_writes(server, greedy_text):
+    with GrpcClient(server.endpoints.grpc, MODEL) as client:
+        completion = client.generate(PROMPT, GREEDY, max_tokens=64)
+    assert completion.text == greedy_text
+    assert completion.stats.accepted > 0
+
+
+def test_a_lost_rank_is_said_and_repaired(server, greedy_text):
+    before = ranks(server)
+    assert len(before) == 2
+    [other] = [p for p in before if "tandem.runners.rank_worker" in p.cmdline()]
+    with GrpcClient(server.endpoints.grpc, MODEL) as client:
+        with client.stream(PROMPT, GREEDY, max_tokens=1000) as chunks:
+            next(chunks)
+            other.send_signal(signal.SIGSTOP)
+            with pytest.raises(Unavailable, match="Rank 1 has not shown a sign of life"):
+                list(chunks)
+        assert not psutil.wait_procs(before, timeout=5)[1]
+        limit = time.monotonic() + WAIT
+        text = ""
+        while not text:
+            with contextlib.suppress(Unavailable):  # it is starting again
+                text = client.generate(PROMPT, GREEDY, max_tokens=64).text
+            assert time.monotonic() < limit
+            time.sleep(0.1)
+    assert text == greedy_text
+
+
+def test_nothing_outlives_the_server(server):
+    family = ranks(server)
+    server.stop()
+    assert not psutil.wait_procs(family, timeout=5)[1]
