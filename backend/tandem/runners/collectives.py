@@ -7,12 +7,12 @@ the embedding, two a layer, and one gather of the logits to the first rank.
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from tandem.models.decoder import Decoder, Layer
 from tandem.models.layers import Embedding
 from tandem.models.shard import Shard
+from tandem.runners.groups import Group
 
 
 def collectives_a_forward(num_layers: int, size: int) -> int:
@@ -20,12 +20,12 @@ def collectives_a_forward(num_layers: int, size: int) -> int:
     return 0 if size == 1 else 2 * num_layers + 2
 
 
-def join(model: Decoder, shard: Shard, group: dist.ProcessGroup, vocab_size: int) -> None:
+def join(model: Decoder, shard: Shard, group: Group, vocab_size: int) -> None:
     """Makes the decoder's outputs those of the whole model; the first rank gets the logits."""
     if shard.size == 1:
         return
     model.embed = VocabularyPart(model.embed, shard, group)  # type: ignore[assignment]
-    model.head = GatheredHead(model.head, shard, group, vocab_size)  # type: ignore[assignment]
+    model.head = GatheredHead(model.head, group, vocab_size)  # type: ignore[assignment]
     for layer in model.layers:
         assert isinstance(layer, Layer)
         layer.attention.out = Summed(layer.attention.out, group)  # type: ignore[assignment]
@@ -35,21 +35,21 @@ def join(model: Decoder, shard: Shard, group: dist.ProcessGroup, vocab_size: int
 class Summed(nn.Module):
     """A layer that has a part of the input features: the ranks' outputs add up."""
 
-    def __init__(self, inner: nn.Module, group: dist.ProcessGroup) -> None:
+    def __init__(self, inner: nn.Module, group: Group) -> None:
         super().__init__()
         self.inner = inner
         self.group = group
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.inner(x)
-        dist.all_reduce(y, group=self.group)
+        self.group.all_reduce(y)
         return y
 
 
 class VocabularyPart(nn.Module):
     """An embedding that has the rows of some tokens: the others' are another rank's."""
 
-    def __init__(self, inner: Embedding, shard: Shard, group: dist.ProcessGroup) -> None:
+    def __init__(self, inner: Embedding, shard: Shard, group: Group) -> None:
         super().__init__()
         self.inner = inner
         self.group = group
@@ -61,26 +61,21 @@ class VocabularyPart(nn.Module):
         foreign = (own < 0) | (own >= self.rows)
         x: Tensor = self.inner(own.masked_fill(foreign, 0))
         x.masked_fill_(foreign[:, None], 0)
-        dist.all_reduce(x, group=self.group)
+        self.group.all_reduce(x)
         return x
 
 
 class GatheredHead(nn.Module):
     """A head that has the logits of some tokens: the first rank puts them together."""
 
-    def __init__(
-        self, inner: nn.Module, shard: Shard, group: dist.ProcessGroup, vocab_size: int
-    ) -> None:
+    def __init__(self, inner: nn.Module, group: Group, vocab_size: int) -> None:
         super().__init__()
         self.inner = inner
-        self.shard = shard
         self.group = group
         self.vocab_size = vocab_size
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[R, hidden] to [R, vocab] on the first rank, to its own part elsewhere."""
         part: Tensor = self.inner(hidden).contiguous()
-        first = self.shard.rank == 0
-        parts = [torch.empty_like(part) for _ in range(self.shard.size)] if first else None
-        dist.gather(part, parts, group=self.group, group_dst=0)
-        return torch.cat(parts, -1)[:, : self.vocab_size] if parts is not None else part
+        parts = self.group.gather(part)
+        return part if parts is None else torch.cat(parts, -1)[:, : self.vocab_size]

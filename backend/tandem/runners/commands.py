@@ -16,12 +16,12 @@ Role = Literal["target", "draft"]
 
 
 class Join(NamedTuple):
-    """Become a rank: pin to cores, meet the others at the store (a file)."""
+    """Become a rank: pin to cores, meet the others at the files in a folder."""
 
     placement: Placement
     rank: int
     cores: tuple[int, ...]
-    store: Path
+    folder: Path
 
 
 class Load(NamedTuple):

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from tandem.attention.plan import Query
@@ -63,7 +62,7 @@ class ParallelRunner:
         """The logits [count, vocab] from the first rank of a draft with ranks of its own."""
         logits = torch.empty((count, self.config.vocab_size), device=self.device)
         if count:
-            dist.recv(logits, src=self._ranks[0])
+            self._world.rank.link(self._role).pass_on(logits)
         return logits
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:

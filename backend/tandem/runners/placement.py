@@ -30,6 +30,17 @@ class Placement(NamedTuple):
         """Of the target or the draft."""
         return self.target if role == "target" else self.draft
 
+    def link(self, role: str) -> tuple[int, ...]:
+        """Rank 0 and the first rank of a model."""
+        return (0, self.ranks(role)[0])
+
+    def groups(self) -> list[tuple[int, ...]]:
+        """Which ranks exchange tensors, in the order in which their groups are made."""
+        wanted = {self.target, self.draft}
+        if self.draft and 0 not in self.draft:
+            wanted.add(self.link("draft"))
+        return sorted(ranks for ranks in wanted if len(ranks) > 1)
+
     @property
     def world_size(self) -> int:
         return len(self.devices)
@@ -52,6 +63,10 @@ def place(config: EngineConfig) -> Placement:
         return Placement(target, (), devices, cores)
     if config.draft_devices is not None:
         own = choose_devices("draft_devices", config.draft_devices, d)
+        if len({device.type for device in devices + own}) > 1:
+            raise ConfigError(
+                "devices and draft_devices differ in kind: use CPUs or GPUs for both."
+            )
         return Placement(target, tuple(range(t, t + d)), devices + own, cores)
     if d > t:
         raise ConfigError(

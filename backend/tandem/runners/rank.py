@@ -1,9 +1,9 @@
-"""What every rank has: its process group, its parts of the models. Rank 0 has one too."""
+"""What every rank has: its place in the groups, its parts of the models. Rank 0 has one too."""
 
 from __future__ import annotations
 
 import os
-from datetime import timedelta
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -13,33 +13,47 @@ from tandem.models.config import ModelConfig
 from tandem.models.shard import Shard
 from tandem.runners.collectives import join
 from tandem.runners.commands import Role
+from tandem.runners.groups import Group, NcclGroup, SharedMemoryGroup
 from tandem.runners.model_runner import ModelRunner
 from tandem.runners.placement import Placement
 
-COLLECTIVE_TIMEOUT = timedelta(seconds=120)  # a lost rank is noticed by its silence long before
-
 
 class Rank:
-    """Membership in the groups of target and draft."""
+    """Membership in the groups of target and draft, and of those two's first ranks."""
 
-    def __init__(self, placement: Placement, rank: int, store: Path) -> None:
+    def __init__(
+        self, placement: Placement, rank: int, folder: Path, lost: Callable[[], bool]
+    ) -> None:
+        """folder: where the files are that ranks share. lost: whether a rank is known to be."""
         self.placement = placement
         self.rank = rank
         self.device = placement.devices[rank]
         if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # all ranks are on this host
+            self._groups = self._nccl_groups(folder)
+        else:
+            self._groups = self._shared_memory_groups(folder, lost)
+
+    def _nccl_groups(self, folder: Path) -> dict[tuple[int, ...], Group]:
+        torch.cuda.set_device(self.device)
         dist.init_process_group(
-            "gloo" if self.device.type == "cpu" else "nccl",
-            init_method=f"file://{store}",
-            rank=rank,
-            world_size=placement.world_size,
-            timeout=COLLECTIVE_TIMEOUT,
+            "nccl",
+            init_method=f"file://{folder / 'store'}",
+            rank=self.rank,
+            world_size=self.placement.world_size,
+            device_id=self.device,
         )
-        self._groups = {
-            ranks: dist.new_group(list(ranks))
-            for ranks in sorted({placement.target, placement.draft})
-            if len(ranks) > 1  # every rank takes part in making every group
+        made = {ranks: dist.new_group(list(ranks)) for ranks in self.placement.groups()}
+        return {ranks: NcclGroup(group) for ranks, group in made.items() if self.rank in ranks}
+
+    def _shared_memory_groups(
+        self, folder: Path, lost: Callable[[], bool]
+    ) -> dict[tuple[int, ...], Group]:
+        return {
+            ranks: SharedMemoryGroup(
+                group_file(folder, ranks), ranks.index(self.rank), len(ranks), lost
+            )
+            for ranks in self.placement.groups()
+            if self.rank in ranks
         }
 
     def load(
@@ -53,10 +67,20 @@ class Rank:
             join(runner.model, shard, self._groups[ranks], config.vocab_size)
         return runner
 
+    def link(self, role: Role) -> Group:
+        """Between rank 0 and the first rank of a model that rank 0 has no part in."""
+        return self._groups[self.placement.link(role)]
+
     @staticmethod
     def leave() -> None:
         """Ends the membership."""
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def group_file(folder: Path, ranks: tuple[int, ...]) -> Path:
+    """The file that a group's ranks map."""
+    return folder / "-".join(map(str, ranks))
 
 
 def pin(cores: tuple[int, ...]) -> None:

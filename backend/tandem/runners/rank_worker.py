@@ -14,7 +14,6 @@ import time
 from multiprocessing.connection import Connection
 
 import torch
-import torch.distributed as dist
 
 from tandem.errors import TandemError
 from tandem.runners.commands import Allocate, Command, Done, Failed, Forward, Join, Load, Move, Role
@@ -75,7 +74,7 @@ class _Worker:
         try:
             if isinstance(command, Join):
                 pin(command.cores)
-                self.rank = Rank(command.placement, command.rank, command.store)
+                self.rank = Rank(command.placement, command.rank, command.folder, lambda: False)
             elif isinstance(command, Load):
                 self.runners[command.role] = self.rank.load(*command)
             else:
@@ -91,7 +90,7 @@ class _Worker:
         logits = runner.forward(command.tokens, command.queries, command.rows)
         ranks = self.rank.placement.ranks(command.role)
         if ranks[0] == self.rank.rank and logits.shape[0]:  # a draft with ranks of its own
-            dist.send(logits, dst=0)
+            self.rank.link(command.role).pass_on(logits)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import selectors
-import shutil
 import socket
 import subprocess
 import sys
@@ -16,14 +15,19 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from tandem.errors import ConfigError, EngineDeadError
 from tandem.runners.commands import Command, Done, Failed, Join
+from tandem.runners.groups import group_file_bytes
 from tandem.runners.placement import Placement
-from tandem.runners.rank import Rank, pin
+from tandem.runners.rank import Rank, group_file, pin
 
-HANG_S = 4.0  # a rank that has been silent for so long is lost
+HANG_S = 3.0  # a rank that has been silent for so long is lost
+
+
+def _memory() -> str | None:
+    """A folder that is held in memory, where there is one."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 class RankProcess:
@@ -70,20 +74,16 @@ class World:
 
     def __init__(self, placement: Placement) -> None:
         """Raises `ConfigError` if a rank does not start."""
-        if dist.is_initialized():
-            raise ConfigError(
-                "This process has an engine with several ranks already: shut it down first."
-            )
         self.placement = placement
         self.on_lost: Callable[[str], None] = lambda reason: None
         self._lost = threading.Event()
         self._reason = ""
         self._closing = False
         self._affinity, self._threads = os.sched_getaffinity(0), torch.get_num_threads()
-        self._folder = Path(tempfile.mkdtemp(prefix="tandem-"))
         self._others = {rank: RankProcess(rank) for rank in range(1, placement.world_size)}
         try:
-            self.rank = self._join()
+            with tempfile.TemporaryDirectory(prefix="tandem-", dir=_memory()) as folder:
+                self.rank = self._join(Path(folder))
         except BaseException:
             self._kill_all()
             self._tidy()
@@ -91,13 +91,16 @@ class World:
         self._watcher = threading.Thread(target=self._watch, name="tandem-ranks", daemon=True)
         self._watcher.start()
 
-    def _join(self) -> Rank:
+    def _join(self, folder: Path) -> Rank:
+        """Meets the others at files in `folder`, which is not needed afterwards."""
         cores = [self.placement.cores_of(rank) for rank in range(self.placement.world_size)]
-        store = self._folder / "store"
+        for ranks in self.placement.groups():
+            with group_file(folder, ranks).open("wb") as file:
+                file.truncate(group_file_bytes(len(ranks)))
         for rank, other in self._others.items():
-            other.commands.send(Join(self.placement, rank, cores[rank], store))
+            other.commands.send(Join(self.placement, rank, cores[rank], folder))
         pin(cores[0])
-        own = Rank(self.placement, 0, store)
+        own = Rank(self.placement, 0, folder, self._lost.is_set)
         self.wait_done(self._others)
         return own
 
@@ -133,11 +136,9 @@ class World:
     def _tidy(self) -> None:
         for other in self._others.values():
             other.close()
-        if dist.is_initialized():
-            Rank.leave()
+        Rank.leave()
         os.sched_setaffinity(0, self._affinity)
         torch.set_num_threads(self._threads)
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     # -- watching ------------------------------------------------------------------------------
 
@@ -148,8 +149,8 @@ class World:
         if self._closing:
             return
         self._reason = reason
-        self._lost.set()
         self._kill_all()
+        self._lost.set()
         self.on_lost(reason)
 
     def _listen(self) -> str:
