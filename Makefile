@@ -1,5 +1,6 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo test lint format lock clean
+# vLLM's environment is made only by the targets that need it.
+.PHONY: help setup setup-vllm serve demo test test-vllm lint format lock clean
 
 BIN := .venv/bin
 MODEL ?= tandem
@@ -13,7 +14,7 @@ METHOD ?=
 ARGS ?=
 
 help: ## this table
-	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 15
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 15
 
 setup: ## make .venv and .triton, or nothing when they are up to date
 	@tools/setup/setup.sh
@@ -25,8 +26,14 @@ serve: setup ## serve MODEL on HTTP_PORT, GRPC_PORT and METRICS_PORT until Ctrl-
 demo: setup ## start a server on free ports and compare plain with speculative decoding
 	@$(BIN)/tandem demo --model $(MODEL) $(OVERRIDES) $(ARGS)
 
-test: setup ## run every test; those that need a GPU are skipped without one
-	@$(BIN)/python -m pytest $(ARGS)
+test: setup ## run every test but vLLM's; those that need a GPU are skipped without one
+	@$(BIN)/python -m pytest -m "not vllm" $(ARGS)
+
+setup-vllm: setup ## make .venv-vllm, or nothing when it is up to date
+	@tools/setup/vllm.sh
+
+test-vllm: setup-vllm ## run the tests that need vLLM
+	@$(BIN)/python -m pytest -m vllm $(ARGS)
 
 lint: setup ## ruff and mypy
 	@$(BIN)/ruff check .
@@ -41,5 +48,5 @@ lock: setup ## pin the newest versions that pyproject.toml allows
 	@tools/setup/lock.sh
 
 clean: ## remove what the other targets made
-	rm -rf .venv .triton .triton.* .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf .venv .venv-vllm .triton .triton.* .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
