@@ -277,8 +277,9 @@ class Engine:
         for request_id in list(self._streams):
             self.abort(request_id)
         self.check_integrity()
-        if self.world is not None:
-            self.world.close()
+        world, self.world = self.world, None
+        if world is not None:
+            world.close()
 
     def __enter__(self) -> Self:
         return self

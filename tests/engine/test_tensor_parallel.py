@@ -198,6 +198,13 @@ def test_a_rank_lost_while_nothing_runs_is_noticed(service):
     assert submit(service, "t1").wait().reason == "length"
 
 
+def test_a_second_shutdown_does_nothing(engine):
+    one = engine(**sizes(2, 1))
+    one.shutdown()
+    one.shutdown()
+    assert not psutil.Process().children()
+
+
 def test_a_lost_rank_in_this_process_is_an_error(target):
     one = Engine(config_of(target, **sizes(2, 1)))
     [rank] = psutil.Process().children()
