@@ -14,7 +14,7 @@ METHOD ?=
 ARGS ?=
 
 help: ## this table
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 15
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 setup: ## make .venv and .triton, or nothing when they are up to date
 	@tools/setup/setup.sh
