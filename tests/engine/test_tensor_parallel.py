@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tandem import Engine, SamplingParams
+from tandem.attention.plan import Query
 from tandem.errors import ConfigError, EngineDeadError
 from tandem.models.config import read_model_config
 from tandem.models.layers import Linear
@@ -118,6 +119,16 @@ def test_the_number_of_collective_calls(engine, good_draft, monkeypatch, t, d, d
     layers = one.target.config.num_layers
     assert counted["target"] == {collectives_a_forward(layers, t)}
     assert counted["draft"] == {collectives_a_forward(layers, d) if devices is None else 0}
+
+
+def test_kv_moves_on_every_rank(engine):
+    runner = engine(**sizes(2, 1)).target
+    runner.forward(PROMPTS[0][:2], [Query([0], 0, 2)])
+    before = runner.forward([7], [Query([0], 2, 1)])
+    block_size = 16
+    runner.move([0, 1], [block_size, block_size + 1])
+    after = runner.forward([7], [Query([1], 2, 1)])
+    torch.testing.assert_close(after, before)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])

@@ -128,4 +128,4 @@ def test_a_wrong_repository_is_one_sentence(tmp_path: Path) -> None:
 
 def test_help_does_not_import_torch() -> None:
     script = "import sys, tandem.cli; assert not {'torch', 'transformers'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=30)
+    assert subprocess.run([sys.executable, "-c", script], timeout=30).returncode == 0
