@@ -20,6 +20,7 @@ from tandem.runners.collectives import collectives_a_forward
 from tandem.runners.footprint import weight_count
 from tandem.runners.groups import SharedMemoryGroup
 from tandem.runners.model_runner import ModelRunner
+from tandem.runners.placement import Placement
 from tandem.service import EngineService
 from tests.engine.checkpoints import make_checkpoint
 from tests.engine.sinks import LONG, WAIT_S, config_of, submit, until
@@ -119,6 +120,26 @@ def test_the_number_of_collective_calls(engine, good_draft, monkeypatch, t, d, d
     layers = one.target.config.num_layers
     assert counted["target"] == {collectives_a_forward(layers, t)}
     assert counted["draft"] == {collectives_a_forward(layers, d) if devices is None else 0}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_cores_are_shared_out(count):
+    cores = tuple(range(10, 10 + count))
+    devices = (torch.device("cpu"),) * 2
+    placement = Placement((0, 1), (), devices, cores)
+    own = [placement.cores_of(rank) for rank in (0, 1)]
+    assert own == [cores, cores] if count == 1 else own[0] + own[1] == cores
+
+
+def test_ranks_are_pinned_to_their_cores(engine):
+    before = os.sched_getaffinity(0)
+    one = engine(**sizes(2, 1))
+    placement = one.world.placement
+    [other] = psutil.Process().children()
+    assert os.sched_getaffinity(0) == set(placement.cores_of(0))
+    assert set(other.cpu_affinity()) == set(placement.cores_of(1))
+    one.shutdown()
+    assert os.sched_getaffinity(0) == before
 
 
 def test_kv_moves_on_every_rank(engine):
