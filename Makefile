@@ -19,11 +19,11 @@ help: ## this table
 setup: ## make .venv and .triton, or nothing when they are up to date
 	@tools/setup/setup.sh
 
-serve: setup ## serve MODEL on HTTP_PORT, GRPC_PORT and METRICS_PORT until Ctrl-C
+serve: setup $(if $(filter tandem_vllm,$(MODEL)),setup-vllm) ## serve MODEL on HTTP_PORT, GRPC_PORT and METRICS_PORT until Ctrl-C
 	@$(BIN)/tandem serve --model $(MODEL) --http-port $(HTTP_PORT) \
 		--grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT) $(OVERRIDES)
 
-demo: setup ## start a server on free ports and compare plain with speculative decoding
+demo: setup $(if $(filter tandem_vllm,$(MODEL)),setup-vllm) ## start a server on free ports and compare plain with speculative decoding
 	@$(BIN)/tandem demo --model $(MODEL) $(OVERRIDES) $(ARGS)
 
 test: setup ## run every test but vLLM's; those that need a GPU are skipped without one

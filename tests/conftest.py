@@ -11,15 +11,33 @@ from tandem.serving.overrides import overridden
 MODEL_REPOSITORY = Path(__file__).parents[1] / "model_repository"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The contract is one for all models."""
+    parser.addoption(
+        "--serve", default="tandem", help="Model that is served under the name tandem."
+    )
+
+
 @pytest.fixture(scope="session")
-def triton_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+def served_model(request: pytest.FixtureRequest) -> Path:
+    """Folder of the model that the tests of the contract talk to as `tandem`."""
+    return MODEL_REPOSITORY / request.config.getoption("--serve")
+
+
+@pytest.fixture(scope="session")
+def triton_server(
+    tmp_path_factory: pytest.TempPathFactory, served_model: Path
+) -> Iterator[TritonServer]:
     """A tritonserver with the model `tandem` on free ports, one for the whole session.
 
     In float32, so that no tie of bfloat16 logits decides what a test sees.
     """
-    log = tmp_path_factory.mktemp("triton") / "server.log"
+    folder = tmp_path_factory.mktemp("triton")
+    (folder / "tandem").symlink_to(served_model)
     with (
-        overridden(MODEL_REPOSITORY, ("tandem",), {"dtype": "float32"}) as repository,
-        TritonServer(ServerOptions(repository, ("tandem",), log_path=log)) as server,
+        overridden(folder, ("tandem",), {"dtype": "float32"}) as repository,
+        TritonServer(
+            ServerOptions(repository, ("tandem",), log_path=folder / "server.log")
+        ) as server,
     ):
         yield server

@@ -13,11 +13,11 @@ from tandem.config import EngineConfig
 from tandem.drafting import NoProposer, Proposer
 from tandem.drafting.draft_model import DraftModelProposer
 from tandem.drafting.ngram import NgramProposer
-from tandem.errors import CheckpointError, ConfigError, InvalidRequestError
+from tandem.errors import CheckpointError, ConfigError
 from tandem.kv_cache import BlockManager
+from tandem.limits import Limits
 from tandem.models.config import ModelConfig, read_model_config
 from tandem.models.shard import check_shards
-from tandem.request import SamplingParams
 from tandem.runners.commands import Role
 from tandem.runners.model_runner import ModelRunner
 from tandem.runners.parallel_runner import ParallelRunner, Runner
@@ -30,43 +30,6 @@ from tandem.verification.sampler import Sampler
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CPU_KV_SHARE = 0.2  # of the memory that is free, where kv_cache_memory says nothing
 CPU_KV_MOST = 4 << 30
-
-
-class Limits:
-    """What a request may ask of this model."""
-
-    def __init__(self, model: ModelConfig, max_model_len: int) -> None:
-        self.vocab_size = model.vocab_size
-        self.eos_ids = frozenset(i for i in model.eos_ids if 0 <= i < model.vocab_size)
-        self.max_model_len = max_model_len
-
-    def check(self, tokens: Sequence[int], params: SamplingParams) -> None:
-        """Raises `InvalidRequestError` for what this model can never serve."""
-        if not tokens:
-            raise InvalidRequestError("The prompt is empty: send at least one token.")
-        if len(tokens) >= self.max_model_len:
-            raise InvalidRequestError(
-                f"The prompt has {len(tokens)} tokens, but prompt and output together may have "
-                f"{self.max_model_len}: shorten the prompt or raise max_model_len."
-            )
-        named = {"prompt": tokens, "stop_token_ids": params.stop_token_ids}
-        for name, ids in (named | {"logit_bias": list(params.logit_bias)}).items():
-            if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):
-                wrong = min(ids) if min(ids) < 0 else max(ids)
-                raise InvalidRequestError(
-                    f"The token id {wrong} in {name} is outside the vocabulary of "
-                    f"{self.vocab_size}: use ids of this model's tokenizer."
-                )
-
-    def max_total(self, num_prompt: int, params: SamplingParams) -> int:
-        """Most tokens of prompt and output together."""
-        if params.max_tokens is None:
-            return self.max_model_len
-        return min(self.max_model_len, num_prompt + params.max_tokens)
-
-    def stop_ids(self, params: SamplingParams) -> frozenset[int]:
-        eos = frozenset() if params.ignore_eos else self.eos_ids
-        return eos | frozenset(params.stop_token_ids)
 
 
 class Parts(NamedTuple):
@@ -108,7 +71,7 @@ def build(config: EngineConfig) -> Parts:
     blocks = BlockManager(num_blocks, config.block_size, config.enable_prefix_caching)
     sampler = Sampler(config.seed, placement.devices[0])
     return Parts(
-        limits=Limits(model, max_model_len),
+        limits=Limits(model.vocab_size, model.eos_ids, max_model_len),
         tokenizer=tokenizer,
         world=world,
         target=runners[0],

@@ -15,7 +15,10 @@ from tandem.errors import ConfigError
 from tandem.validation import no_bool, sentences
 
 Count = Annotated[int, BeforeValidator(no_bool)]
-PATH_KEYS = ("model", "draft_model")
+PATH_KEYS = ("model", "draft_model", "vllm_python")
+NATIVE_METHODS = ("draft_model", "ngram", "none")
+# Methods that guess from a checkpoint of their own.
+WITH_DRAFT = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator")
 
 
 def _as_object(value: Any) -> Any:
@@ -34,9 +37,11 @@ class EngineConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     engine: Literal["native", "vllm"] = "native"
-    """`vllm` is not available yet."""
+    """`native`: ours. `vllm`: vLLM, in an environment of its own."""
     vllm_engine_args: Annotated[dict[str, Any], BeforeValidator(_as_object)] = {}
     """Further arguments of vLLM's engine, as JSON; for `engine` vllm alone."""
+    vllm_python: Path | None = None
+    """Interpreter that has vLLM; None: that of the folder `.venv-vllm` beside this environment."""
     model: Path
     """Folder of the target checkpoint in Hugging Face layout."""
     draft_model: Path | None = None
@@ -71,7 +76,20 @@ class EngineConfig(BaseModel):
     """Tokens a KV block holds."""
     enable_prefix_caching: bool = True
 
-    speculative_method: Literal["draft_model", "ngram", "none"] | None = None
+    speculative_method: (
+        Literal[
+            "draft_model",
+            "ngram",
+            "suffix",
+            "medusa",
+            "eagle",
+            "eagle3",
+            "mtp",
+            "mlp_speculator",
+            "none",
+        ]
+        | None
+    ) = None
     """None: draft_model where a draft is given, else none."""
     num_speculative_tokens: Annotated[Count, Field(ge=1, le=64)] = 4
     """Most tokens drafted in a round."""
@@ -92,9 +110,9 @@ class EngineConfig(BaseModel):
 
     def _check_together(self) -> None:
         if self.engine == "vllm":
-            raise ConfigError("The engine vllm is not available yet: set engine to native.")
-        if self.vllm_engine_args:
-            raise ConfigError("vllm_engine_args is set but engine is native: leave it empty.")
+            self._check_vllm()
+        else:
+            self._check_native()
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ConfigError(
                 f"prompt_lookup_min is {self.prompt_lookup_min} but prompt_lookup_max is "
@@ -105,10 +123,36 @@ class EngineConfig(BaseModel):
                 f"max_num_seqs is {self.max_num_seqs} but max_num_batched_tokens is "
                 f"{self.max_num_batched_tokens}: a step needs room for a token of every request."
             )
-        if self.method == "draft_model" and self.draft_model is None:
+        if self.method in WITH_DRAFT and self.draft_model is None:
             raise ConfigError(
-                "speculative_method is draft_model but draft_model is not set: "
+                f"speculative_method is {self.method} but draft_model is not set: "
                 "name the folder of a draft checkpoint, or choose ngram or none."
+            )
+
+    def _check_native(self) -> None:
+        for key in ("vllm_engine_args", "vllm_python"):
+            if getattr(self, key):
+                raise ConfigError(f"{key} is set but engine is native: leave it empty.")
+        if self.method not in NATIVE_METHODS:
+            raise ConfigError(
+                f"speculative_method is {self.method}, which the engine native does not have: "
+                f"choose one of {', '.join(NATIVE_METHODS)}, or set engine to vllm."
+            )
+
+    def _check_vllm(self) -> None:
+        if self.draft_devices is not None:
+            raise ConfigError(
+                "draft_devices is set but engine is vllm, whose draft runs on the target's "
+                "devices: leave it empty."
+            )
+        if self.acceptance_method == "coupled":
+            raise ConfigError(
+                "acceptance_method is coupled but engine is vllm: set it to rejection."
+            )
+        if self.tensor_parallel_size % self.draft_tensor_parallel_size:
+            raise ConfigError(
+                f"draft_tensor_parallel_size is {self.draft_tensor_parallel_size} but engine is "
+                f"vllm and tensor_parallel_size is {self.tensor_parallel_size}: choose a divisor."
             )
 
     @property

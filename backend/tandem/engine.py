@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -52,6 +52,7 @@ class Engine:
         self.scheduler = parts.scheduler
         self.proposer = parts.proposer
         self.sampler = parts.sampler
+        self.shares_processor = self.target.device.type == "cpu"
         self._streams: dict[str, OutputStream] = {}
         self._unread: dict[str, RequestOutput | None] = {}
         self._ids = itertools.count()
@@ -91,6 +92,14 @@ class Engine:
     @property
     def idle(self) -> bool:
         return self.scheduler.idle
+
+    def wake(self) -> None:
+        """A `step` under way computes, and will end."""
+
+    def watch(self, on_lost: Callable[[str], None]) -> None:
+        """`on_lost` is called with the reason, from another thread, should a rank be lost."""
+        if self.world is not None:
+            self.world.on_lost = on_lost
 
     def _coupling_seed(self, params: SamplingParams) -> int | None:
         if params.greedy or params.seed is not None:

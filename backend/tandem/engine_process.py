@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from tandem.errors import ConfigError
 from tandem.messages import Failed, Ready, Start
 
 STOP_GRACE_S = 5.0
+VLLM_ENVIRONMENT = ".venv-vllm"
 
 
 class EngineProcess:
@@ -68,6 +70,15 @@ class EngineProcess:
             return self._process.wait()
 
 
-def interpreter() -> str:
-    """Python of the running environment; inside Triton's stub, sys.executable is not one."""
-    return str(Path(sys.prefix) / "bin" / "python3")
+def interpreter(config: EngineConfig) -> str:
+    """Python of the engine's process. Raises `ConfigError` where vLLM's is missing."""
+    if config.engine == "native":
+        # Of the running environment; inside Triton's stub, sys.executable is not one.
+        return str(Path(sys.prefix) / "bin" / "python3")
+    python = config.vllm_python or Path(sys.prefix).with_name(VLLM_ENVIRONMENT) / "bin" / "python3"
+    if not os.access(python, os.X_OK):
+        raise ConfigError(
+            f"engine is vllm but there is no interpreter {python}: run make setup-vllm, or name "
+            "one that has vLLM and this package with vllm_python."
+        )
+    return str(python)

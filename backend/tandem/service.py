@@ -50,7 +50,7 @@ class EngineService:
         Raises `ConfigError` with the reason if it cannot be built.
         """
         self._config = config
-        self._python = python or interpreter()
+        self._python = python or interpreter(config)
         self._lock = threading.Lock()  # over sending, the sinks and the process's exchange
         self._sinks: dict[str, Sink] = {}
         self._ids = itertools.count()

@@ -13,10 +13,12 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from typing import Protocol
 
-from tandem.engine import Engine
+from tandem.config import EngineConfig
 from tandem.errors import TandemError
 from tandem.messages import (
     Abort,
@@ -30,11 +32,52 @@ from tandem.messages import (
     Submit,
 )
 from tandem.outbox import Outbox
+from tandem.request import RequestOutput, SamplingParams
 from tandem.runners.rank_worker import PULSE_S, die_with_parent
+from tandem.tokenizer import Tokenizer
 
 logger = logging.getLogger("tandem")
 
 Inbox = queue.SimpleQueue[Submit | Abort]
+
+
+class ServedEngine(Protocol):
+    """What both engines are to this process."""
+
+    shares_processor: bool
+    """Whether it computes on the cores that everything else here runs on."""
+    tokenizer: Tokenizer
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is running or waiting."""
+        ...
+
+    def add_request(
+        self, prompt: str | Sequence[int], params: SamplingParams, request_id: str
+    ) -> str:
+        """Takes a request. Raises `InvalidRequestError` or `QueueFullError`."""
+        ...
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """Drops a request; its last word, or None if it is not here."""
+        ...
+
+    def step(self) -> list[RequestOutput]:
+        """What the next step brings."""
+        ...
+
+    def wake(self) -> None:
+        """Ends a `step` that only waits; called from any thread."""
+        ...
+
+    def watch(self, on_lost: Callable[[str], None]) -> None:
+        """Has `on_lost` called with the reason should a part of the engine be lost."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Asserts that an idle engine holds nothing."""
+        ...
 
 
 def main() -> None:
@@ -45,7 +88,7 @@ def main() -> None:
     start: Start = connection.recv()
     logging.basicConfig(level=start.config.log_level.upper(), format="tandem: %(message)s")
     try:
-        engine = Engine(start.config)
+        engine = build(start.config)
     except TandemError as error:
         connection.send(Failed(str(error)))
         return
@@ -54,11 +97,21 @@ def main() -> None:
     threading.Thread(target=_receive, args=(connection, received), daemon=True).start()
     threading.Thread(target=_tokenize, args=(received, engine, inbox), daemon=True).start()
     sender = _Sender(connection)
-    if engine.world is not None:
-        engine.world.on_lost = sender.give_up
+    engine.watch(sender.give_up)
     sender.send(Ready())
     threading.Thread(target=sender.beat, daemon=True).start()
     _run(engine, sender, inbox)
+
+
+def build(config: EngineConfig) -> ServedEngine:
+    """The engine that the configuration names. Raises `ConfigError` and `CheckpointError`."""
+    if config.engine == "vllm":
+        from tandem.vllm.engine import VllmEngine
+
+        return VllmEngine(config)
+    from tandem.engine import Engine
+
+    return Engine(config)
 
 
 class _Sender:
@@ -95,7 +148,7 @@ def _receive(connection: Connection, received: Inbox) -> None:
             os._exit(0)
 
 
-def _tokenize(received: Inbox, engine: Engine, inbox: Inbox) -> None:
+def _tokenize(received: Inbox, engine: ServedEngine, inbox: Inbox) -> None:
     """Feeds the inbox, with prompts tokenized, so that long ones do not hold up the loop."""
     while True:
         message = received.get()
@@ -103,11 +156,12 @@ def _tokenize(received: Inbox, engine: Engine, inbox: Inbox) -> None:
             with suppress(TandemError):  # the engine refuses it when its turn comes
                 message = message._replace(prompt=engine.tokenizer.encode(message.prompt))
         inbox.put(message)
+        engine.wake()
 
 
-def _run(engine: Engine, sender: _Sender, inbox: Inbox) -> None:
+def _run(engine: ServedEngine, sender: _Sender, inbox: Inbox) -> None:
     """Steps the engine while there is work, and waits for some when there is none."""
-    outbox = Outbox(sender.send, shares_processor=engine.target.device.type == "cpu")
+    outbox = Outbox(sender.send, engine.shares_processor)
     while True:
         if engine.idle:
             engine.check_integrity()
@@ -116,7 +170,7 @@ def _run(engine: Engine, sender: _Sender, inbox: Inbox) -> None:
         outbox.put(engine.step())
 
 
-def _handle(message: Submit | Abort, engine: Engine, sender: _Sender, outbox: Outbox) -> None:
+def _handle(message: Submit | Abort, engine: ServedEngine, sender: _Sender, outbox: Outbox) -> None:
     if isinstance(message, Abort):
         output = engine.abort(message.request_id)
         if output is not None:

@@ -29,11 +29,15 @@ def urls(triton_server: TritonServer) -> Endpoints:
 
 
 @pytest.fixture(scope="session")
-def small_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+def small_server(
+    tmp_path_factory: pytest.TempPathFactory, served_model: Path
+) -> Iterator[TritonServer]:
     """A second server: one request runs, one waits; and an ensemble."""
     folder = tmp_path_factory.mktemp("small")
     models = ("tandem", "pipeline")
-    options = ServerOptions(build(folder / "models"), models, log_path=folder / "server.log")
+    options = ServerOptions(
+        build(folder / "models", served_model), models, log_path=folder / "server.log"
+    )
     with TritonServer(options) as server:
         yield server
 

