@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
 import torch
 
 from tandem.config import EngineConfig
@@ -14,7 +13,7 @@ from tandem.drafting import NoProposer, Proposer
 from tandem.drafting.draft_model import DraftModelProposer
 from tandem.drafting.ngram import NgramProposer
 from tandem.errors import CheckpointError, ConfigError
-from tandem.kv_cache import BlockManager
+from tandem.kv_cache import BlockManager, cpu_kv_memory
 from tandem.limits import Limits
 from tandem.models.config import ModelConfig, read_model_config
 from tandem.models.shard import check_shards
@@ -28,8 +27,6 @@ from tandem.tokenizer import Tokenizer
 from tandem.verification.sampler import Sampler
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-CPU_KV_SHARE = 0.2  # of the memory that is free, where kv_cache_memory says nothing
-CPU_KV_MOST = 4 << 30
 
 
 class Parts(NamedTuple):
@@ -218,5 +215,4 @@ def free_memory(config: EngineConfig, placement: Placement) -> int:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return max(0, int(free - total * (1 - config.gpu_memory_utilization)))
-    share = psutil.virtual_memory().available * CPU_KV_SHARE
-    return min(CPU_KV_MOST, int(share)) // placement.world_size
+    return cpu_kv_memory(placement.world_size)

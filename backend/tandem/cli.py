@@ -136,7 +136,7 @@ def generate(
         int | None, typer.Option(help="Longest draft of a round; 0: no speculation.")
     ] = None,
 ) -> None:
-    """Stream completions from the engine itself, without a server."""
+    """Stream completions from an engine, without a server."""
     from tandem.generate import run
 
     parameters = _settings(set_) | {"model": str(model.resolve())}

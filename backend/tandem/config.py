@@ -149,10 +149,16 @@ class EngineConfig(BaseModel):
             raise ConfigError(
                 "acceptance_method is coupled but engine is vllm: set it to rejection."
             )
-        if self.tensor_parallel_size % self.draft_tensor_parallel_size:
+        t, d = self.tensor_parallel_size, self.draft_tensor_parallel_size
+        if self.method != "draft_model" and d != t and self.draft_model is not None:
             raise ConfigError(
-                f"draft_tensor_parallel_size is {self.draft_tensor_parallel_size} but engine is "
-                f"vllm and tensor_parallel_size is {self.tensor_parallel_size}: choose a divisor."
+                f"draft_tensor_parallel_size is {d} but with engine vllm a draft of the method "
+                f"{self.method} runs on all of the target's ranks: set it to {t}."
+            )
+        if t % d:
+            raise ConfigError(
+                f"draft_tensor_parallel_size is {d} but engine is vllm and tensor_parallel_size is "
+                f"{t}: choose a divisor."
             )
 
     @property

@@ -1,15 +1,18 @@
-"""`tandem generate`: completions on the terminal, from an engine in this process."""
+"""`tandem generate`: completions on the terminal, from an engine without a server."""
 
+import queue
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from tandem.config import EngineConfig
+from tandem.errors import TandemError
 from tandem.request import RequestOutput, SamplingParams
+from tandem.service import EngineService
 
 
 def run(prompts: Sequence[str], parameters: dict[str, str], sampling: dict[str, Any]) -> None:
@@ -19,15 +22,13 @@ def run(prompts: Sequence[str], parameters: dict[str, str], sampling: dict[str, 
     config = EngineConfig.from_triton_parameters(parameters, Path.cwd())
     params = SamplingParams(**sampling)
     with notes.status("Loading the models"):
-        from tandem import Engine
-
-        engine = Engine(config)
-    with engine:
+        service = EngineService(config)
+    try:
         for prompt in prompts:
             print(prompt, end="", flush=True)
             began = time.perf_counter()
             count, last = 0, None
-            for output in engine.stream(prompt, params):
+            for output in _stream(service, prompt, params):
                 print(output.text, end="", flush=True)
                 count += len(output.token_ids)
                 last = output
@@ -35,7 +36,34 @@ def run(prompts: Sequence[str], parameters: dict[str, str], sampling: dict[str, 
             if last:
                 seconds = time.perf_counter() - began
                 notes.print(_figures(last, count, seconds), style="dim", soft_wrap=True)
+    finally:
+        service.stop()
     sys.stdout.flush()
+
+
+class _Answers:
+    """A sink that can be read."""
+
+    def __init__(self) -> None:
+        self._arrived: queue.SimpleQueue[RequestOutput | TandemError] = queue.SimpleQueue()
+        self.on_output = self._arrived.put
+        self.on_error = self._arrived.put
+
+    def get(self) -> RequestOutput:
+        answer = self._arrived.get()
+        if isinstance(answer, TandemError):
+            raise answer
+        return answer
+
+
+def _stream(service: EngineService, prompt: str, params: SamplingParams) -> Iterator[RequestOutput]:
+    answers = _Answers()
+    service.submit(prompt, params, answers)
+    while True:
+        output = answers.get()
+        yield output
+        if output.finished:
+            return
 
 
 def _figures(last: RequestOutput, count: int, seconds: float) -> str:

@@ -10,9 +10,19 @@ import itertools
 from collections import OrderedDict
 from typing import NamedTuple
 
+import psutil
+
 from tandem.request import Request
 
 ROOT_KEY = 0  # key of the empty prefix
+CPU_KV_SHARE = 0.2  # of the memory that is free, where kv_cache_memory says nothing
+CPU_KV_MOST = 4 << 30
+
+
+def cpu_kv_memory(ranks: int) -> int:
+    """Bytes of KV cache for each of a CPU engine's ranks, where the configuration names none."""
+    share = psutil.virtual_memory().available * CPU_KV_SHARE
+    return min(CPU_KV_MOST, int(share)) // ranks
 
 
 class CachedBlock(NamedTuple):

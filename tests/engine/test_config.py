@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tandem import EngineConfig
+from tandem.engine_process import interpreter
 from tandem.errors import ConfigError
 
 NAN, INF = float("nan"), float("inf")
@@ -19,6 +20,7 @@ FLAG = ["maybe", 2, None, [], 0.5]
 BAD = {
     "engine": ["vlm", None, 3],
     "vllm_engine_args": ["{", "[1]", "3", 3, None],
+    "vllm_python": [3, []],
     "model": [None, 3, []],
     "draft_model": [3, []],
     "tensor_parallel_size": COUNT,
@@ -161,8 +163,35 @@ def test_bad_strings_are_refused_by_name():
 
 
 @pytest.mark.parametrize(
-    "values", [{"engine": "vllm"}, {"vllm_engine_args": '{"max_num_seqs": 8}'}], ids=str
+    "values",
+    [
+        {"vllm_engine_args": '{"max_num_seqs": 8}'},
+        {"vllm_python": "/usr/bin/python3"},
+        {"speculative_method": "mtp"},
+    ],
+    ids=str,
 )
 def test_what_only_the_vllm_engine_does_is_refused_by_name(values):
-    with pytest.raises(ConfigError, match=r"vllm.* native"):
+    with pytest.raises(ConfigError, match=rf"{next(iter(values))}.* native"):
         EngineConfig(model="target", **values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"draft_devices": "cpu"},
+        {"acceptance_method": "coupled"},
+        {"draft_tensor_parallel_size": 2},
+        {"draft_tensor_parallel_size": 1, "tensor_parallel_size": 2, "speculative_method": "eagle"},
+    ],
+    ids=str,
+)
+def test_what_the_vllm_engine_does_not_do_is_refused_by_name(values):
+    with pytest.raises(ConfigError, match=rf"{next(iter(values))} .* engine.* vllm"):
+        EngineConfig(engine="vllm", model="target", draft_model="draft", **values)
+
+
+def test_vllms_interpreter_is_looked_for_before_anything_starts(tmp_path):
+    config = EngineConfig(engine="vllm", model="target", vllm_python=tmp_path / "python3")
+    with pytest.raises(ConfigError, match=r"no interpreter .*python3.* make setup-vllm"):
+        interpreter(config)

@@ -1,11 +1,12 @@
-"""The vLLM plug-in against a vLLM made of stand-ins: all seams are replaced, or none."""
+"""The vLLM plug-ins against a vLLM made of stand-ins: all seams are replaced, or none."""
 
 import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 
-from tandem.vllm import draft_tp
+from tandem.vllm import draft_tp, per_request
 
 
 class Proposer:
@@ -30,6 +31,49 @@ class SpeculativeConfig:
         return speculative_draft_tensor_parallel_size or target_parallel_config.tensor_parallel_size
 
 
+class SamplingParams:
+    def __init__(self, temperature=1.0, **extra_args):
+        self.temperature = temperature
+        self.extra_args = extra_args
+
+    def _verify_args(self):
+        if self.temperature > 2:
+            raise ValueError("temperature")
+
+    def _validate_spec_decode(self, speculative_config):
+        raise ValueError("min_p")
+
+
+class Request:
+    def __init__(self, request_id, prompt_token_ids, sampling_params):
+        self.sampling_params = sampling_params
+        self.spec_token_ids = []
+
+
+class Scheduler:
+    """After a step: one request goes on, one has finished."""
+
+    requests = {"a": SimpleNamespace(spec_decode_metrics="counts of a")}  # noqa: RUF012
+
+    def update_from_output(self, scheduler_output, model_runner_output):
+        finished = SimpleNamespace(request_id="b", spec_decode_metrics="last counts of b")
+        running = SimpleNamespace(request_id="a", spec_decode_metrics=None)
+        return {0: SimpleNamespace(outputs=[running, finished])}
+
+
+class LogitsProcessors:
+    def __init__(self, logitsprocs):
+        self.all = list(logitsprocs)
+
+
+def build_logitsprocs(vllm_config, device, is_pin_memory, is_pooling_model, custom_logitsprocs):
+    return "vLLM's own"
+
+
+def expand_batch_to_tokens(x, cu_num_tokens, num_tokens, replace_from, replace_to):
+    return torch.full([num_tokens], float("nan"))
+
+
 def start(vllm_config):
     """Stands for init_worker_distributed_environment."""
 
@@ -39,7 +83,10 @@ def new_group(group_ranks, local_rank, backend):
 
 
 def fresh(cls):
-    return type(cls.__name__, (), dict(vars(cls)))
+    own = {
+        name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")
+    }
+    return type(cls.__name__, (), own)
 
 
 @pytest.fixture
@@ -57,6 +104,15 @@ def vllm(monkeypatch):
             "get_world_group": lambda: None,
             "_TP": "target's",
         },
+        "vllm.v1.request": {"Request": fresh(Request)},
+        "vllm.sampling_params": {"SamplingParams": fresh(SamplingParams)},
+        "vllm.v1.worker.gpu_model_runner": {"build_logitsprocs": build_logitsprocs},
+        "vllm.v1.sample.logits_processor": {
+            "LogitsProcessors": fresh(LogitsProcessors),
+            "BUILTIN_LOGITS_PROCESSORS": [lambda *arguments: "min_p", lambda *arguments: "bias"],
+        },
+        "vllm.v1.core.sched.scheduler": {"Scheduler": fresh(Scheduler)},
+        "vllm.v1.sample.rejection_sampler": {"expand_batch_to_tokens": expand_batch_to_tokens},
     }
     modules = {}
     for name, values in contents.items():
@@ -88,12 +144,69 @@ def test_every_divisor_is_taken_and_nothing_else(vllm):
     assert proposer.propose() == "proposed"  # without groups of its own, as before
 
 
-MOVED = [(seam, "gone") for seam in draft_tp.SEAMS]
-MOVED += [(seam, "changed") for seam in draft_tp.SEAMS if seam.parameters]
+def test_a_request_has_a_longest_draft_of_its_own(vllm):
+    per_request.register()
+    make, params = vllm["vllm.v1.request"].Request, vllm["vllm.sampling_params"].SamplingParams
+    for limit, kept in ((0, []), (2, [7, 8]), (9, [7, 8, 9]), (None, [7, 8, 9])):
+        request = make("a", [1], params(num_draft_tokens=limit))
+        request.spec_token_ids = [7, 8, 9]
+        assert request.spec_token_ids == kept
+    embedding = make("b", [1], None)
+    embedding.spec_token_ids = [7]
+    assert embedding.spec_token_ids == [7]
 
 
-@pytest.mark.parametrize(("seam", "how"), MOVED, ids=str)
-def test_a_moved_seam_is_named_and_nothing_is_replaced(vllm, caplog, seam, how):
+def test_only_requests_that_are_drafted_for_are_refused(vllm):
+    per_request.register()
+    params = vllm["vllm.sampling_params"].SamplingParams
+    params(num_draft_tokens=0)._validate_spec_decode("speculative")
+    for refused in (params(num_draft_tokens=1), params()):
+        with pytest.raises(ValueError, match="min_p"):
+            refused._validate_spec_decode("speculative")
+
+
+def test_any_temperature_passes_and_stays(vllm):
+    per_request.register()
+    params = vllm["vllm.sampling_params"].SamplingParams(temperature=50.0)
+    params._verify_args()
+    assert params.temperature == 50.0
+
+
+def test_all_processors_are_built_where_vllm_speculates(vllm):
+    per_request.register()
+    build = vllm["vllm.v1.worker.gpu_model_runner"].build_logitsprocs
+    with_drafts = SimpleNamespace(speculative_config="drafts")
+    assert build(with_drafts, "cpu", False, False, ()).all == ["min_p", "bias"]
+    assert build(SimpleNamespace(speculative_config=None), "cpu", False, False, ()) == "vLLM's own"
+
+
+def test_counts_come_with_every_step(vllm):
+    per_request.register()
+    scheduler = vllm["vllm.v1.core.sched.scheduler"].Scheduler()
+    [outputs] = scheduler.update_from_output(None, None).values()
+    counts = [output.spec_decode_metrics for output in outputs.outputs]
+    assert counts == ["counts of a", "last counts of b"]
+
+
+def test_a_value_a_request_becomes_a_value_a_drafted_token(vllm):
+    per_request.register()
+    expand = vllm["vllm.v1.sample.rejection_sampler"].expand_batch_to_tokens
+    given, ends = torch.tensor([0.5, 0.0, 0.7]), torch.tensor([2, 3, 5], dtype=torch.int32)
+    assert expand(given, ends, 5, 0, 1).tolist() == pytest.approx([0.5, 0.5, 1.0, 0.7, 0.7])
+    assert expand(torch.tensor([3, 4]), torch.tensor([0, 2]), 2).tolist() == [4, 4]
+
+
+MOVED = [
+    (plugin, seam, how)
+    for plugin in (draft_tp, per_request)
+    for seam in plugin.SEAMS
+    for how in ("gone", "changed")
+    if seam.parameters or how == "gone"
+]
+
+
+@pytest.mark.parametrize(("plugin", "seam", "how"), MOVED, ids=str)
+def test_a_moved_seam_is_named_and_nothing_is_replaced(vllm, caplog, plugin, seam, how):
     owner = vllm[seam.module]
     *path, last = seam.name.split(".")
     for part in path:
@@ -103,15 +216,16 @@ def test_a_moved_seam_is_named_and_nothing_is_replaced(vllm, caplog, seam, how):
     else:
         setattr(owner, last, lambda other: None)
     before = snapshot(vllm)
-    draft_tp.register()
+    plugin.register()
     assert str(seam) in caplog.text
     assert snapshot(vllm) == before
 
 
-def test_an_unknown_version_is_left_alone(vllm, caplog):
+@pytest.mark.parametrize("plugin", [draft_tp, per_request])
+def test_an_unknown_version_is_left_alone(vllm, caplog, plugin):
     vllm["vllm"].__version__ = "0.33.1"
     before = snapshot(vllm)
-    draft_tp.register()
+    plugin.register()
     assert "vLLM 0.33.1" in caplog.text
     assert snapshot(vllm) == before
 

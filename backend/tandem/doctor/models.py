@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from tandem.config import EngineConfig
 from tandem.doctor.finding import Finding, Level, failure, ok
+from tandem.engine_process import interpreter
 from tandem.errors import TandemError
 from tandem.serving.model_config import ServedModel, read_model
 
@@ -31,7 +32,9 @@ def _examine(folder: Path) -> Iterator[Finding]:
             yield failure(folder.name, f"{model.version_folder} holds no model.py", "restore it")
         config = EngineConfig.from_triton_parameters(model.parameters, model.version_folder)
         yield ok(folder.name, f"parameters are valid, speculation by {config.method}")
-        yield from _checkpoints(model, config)
+        interpreter(config)
+        if config.engine == "native":
+            yield from _checkpoints(model, config)
     except TandemError as error:
         yield failure(folder.name, str(error), "")
 

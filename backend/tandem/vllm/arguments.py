@@ -8,6 +8,7 @@ from typing import Any
 
 from tandem.config import EngineConfig
 from tandem.errors import ConfigError
+from tandem.kv_cache import cpu_kv_memory
 from tandem.request import Request, SamplingParams
 from tandem.runners.placement import Placement
 from tandem.vllm.per_request import LIMIT
@@ -28,14 +29,17 @@ _LOG_LEVELS = {"debug": "DEBUG", "info": "WARNING", "warning": "WARNING", "error
 _LARGEST_SEED = (1 << 63) - 1
 
 
-def engine_arguments(config: EngineConfig) -> dict[str, Any]:
+def engine_arguments(config: EngineConfig, on_cpu: bool) -> dict[str, Any]:
     """Keyword arguments of AsyncEngineArgs. `vllm_engine_args` have the last word."""
     arguments: dict[str, Any] = {key: getattr(config, key) for key in _SAME}
     arguments |= {key: getattr(config, key) for key in _IF_SET if key in config.model_fields_set}
+    memory: int | None = config.kv_cache_memory
+    if memory is None and on_cpu:
+        memory = cpu_kv_memory(config.tensor_parallel_size)
     arguments |= {
         "model": str(config.model),
         "seed": secrets.randbits(31) if config.seed is None else config.seed,
-        "kv_cache_memory_bytes": config.kv_cache_memory and int(config.kv_cache_memory),
+        "kv_cache_memory_bytes": memory and int(memory),
         "generation_config": "vllm",  # requests alone say how they are sampled
         "per_request_spec_decode_metrics": "summary",
         "disable_log_stats": True,
@@ -43,6 +47,12 @@ def engine_arguments(config: EngineConfig) -> dict[str, Any]:
     }
     given = {key: value for key, value in arguments.items() if value is not None}
     return given | config.vllm_engine_args
+
+
+def has_draft_groups(config: EngineConfig) -> bool:
+    """Whether the draft's tensor-parallel size is another than the target's."""
+    sizes = {config.draft_tensor_parallel_size, config.tensor_parallel_size}
+    return config.method == "draft_model" and len(sizes) > 1
 
 
 def _speculative(config: EngineConfig) -> dict[str, Any] | None:
@@ -57,6 +67,7 @@ def _speculative(config: EngineConfig) -> dict[str, Any] | None:
         values["prompt_lookup_max"] = config.prompt_lookup_max
     if config.draft_model is not None:
         values["model"] = str(config.draft_model)
+    if config.method == "draft_model":
         values["draft_tensor_parallel_size"] = config.draft_tensor_parallel_size
     limit = config.speculative_disable_by_batch_size
     if limit is not None:
@@ -79,7 +90,7 @@ def environment(config: EngineConfig, on_cpu: bool) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
     }
-    if config.draft_tensor_parallel_size != config.tensor_parallel_size:
+    if has_draft_groups(config):
         values["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the plug-in knows the first one
     names = [name.strip() for name in config.devices.split(",")]
     if on_cpu and "cuda" in config.devices:

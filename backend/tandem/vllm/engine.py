@@ -23,7 +23,12 @@ from tandem.output import OutputStream, aborted
 from tandem.request import Request, RequestOutput, SamplingParams, SpeculationStats, TokenLogprobs
 from tandem.tokenizer import Tokenizer
 from tandem.vllm import draft_tp, per_request
-from tandem.vllm.arguments import engine_arguments, environment, sampling_arguments
+from tandem.vllm.arguments import (
+    engine_arguments,
+    environment,
+    has_draft_groups,
+    sampling_arguments,
+)
 from tandem.vllm.seams import SUPPORTED_VERSIONS, is_supported, troubles
 
 Result = TypeVar("Result")
@@ -55,7 +60,8 @@ class VllmEngine:
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_arguments(self.config)))
+        arguments = engine_arguments(self.config, self.shares_processor)
+        engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
         # Its output side is left out: ours takes every step's tokens as they come.
         engine.output_processor.process_outputs = self._arrive
         engine.output_processor.propagate_error = self._lose
@@ -219,7 +225,7 @@ def check_installation() -> str:
 def check_seams(config: EngineConfig) -> None:
     """Raises `ConfigError` with the name of a place of vLLM that is not where it is known."""
     seams = list(per_request.SEAMS)
-    if config.draft_tensor_parallel_size != config.tensor_parallel_size:
+    if has_draft_groups(config):
         seams += draft_tp.SEAMS
     wrong = troubles(seams)
     if wrong:

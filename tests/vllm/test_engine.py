@@ -1,0 +1,126 @@
+"""The engine vllm behind the service: exact, as drawn, and gone when it should be."""
+
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+from scipy.stats import chi2_contingency
+
+from tandem import Engine, EngineConfig, SamplingParams
+from tandem.errors import EngineDeadError
+from tandem.service import EngineService
+from tests.engine.sinks import Answer, submit, until
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+PAIR = Path(__file__).parents[2] / "model_repository" / "tandem" / "1"
+PROMPTS = ["def main():", "import os", "class Stack:\n    def push", "for line in lines:"]
+GREEDY = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
+LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+SAMPLES = 1500
+
+
+def config(**parameters):
+    pair = {"model": PAIR / "target", "draft_model": PAIR / "draft", "dtype": "float32"}
+    return EngineConfig(**pair | {"kv_cache_memory": "256MiB", "max_model_len": 512} | parameters)
+
+
+def vllm_config(**parameters):
+    return config(engine="vllm", vllm_engine_args={"enforce_eager": True}, **parameters)
+
+
+def family(service):
+    """The engine's process and all that it started."""
+    engine = psutil.Process(service.pid)
+    return [engine, *engine.children(recursive=True)]
+
+
+def ids(answer: Answer) -> list[int]:
+    return [token for output in answer.wait().outputs for token in output.token_ids]
+
+
+@pytest.fixture(scope="module")
+def service():
+    one = EngineService(vllm_config())
+    yield one
+    one.stop()
+
+
+@pytest.fixture(scope="module")
+def native_ids():
+    """What our own engine writes greedily."""
+    with Engine(config()) as engine:
+        return [output.token_ids for output in engine.generate(PROMPTS, GREEDY)]
+
+
+def test_both_engines_write_the_same(service, native_ids):
+    assert [ids(answer) for answer in [submit(service, p, GREEDY) for p in PROMPTS]] == native_ids
+
+
+def test_a_target_of_two_ranks_with_a_draft_of_one_writes_the_same(native_ids):
+    one = EngineService(vllm_config(tensor_parallel_size=2, draft_tensor_parallel_size=1))
+    try:
+        answers = [submit(one, prompt, GREEDY) for prompt in PROMPTS]
+        assert [ids(answer) for answer in answers] == native_ids
+        assert all(answer.outputs[-1].stats.accepted for answer in answers)
+    finally:
+        one.stop()
+
+
+def sampled_tokens(service, k):
+    """The second and third token of many samples; drafts come after the first."""
+    params = SamplingParams(
+        temperature=0.7, top_k=12, top_p=0.95, max_tokens=3, ignore_eos=True, num_draft_tokens=k
+    )
+    answers = [submit(service, "import ", params) for _ in range(SAMPLES)]
+    return [tuple(ids(answer)[1:]) for answer in answers]
+
+
+def test_samples_are_distributed_as_without_drafts(service):
+    with_drafts, without = sampled_tokens(service, 4), sampled_tokens(service, 0)
+    counts = [Counter(with_drafts), Counter(without)]
+    common = [pair for pair, count in (counts[0] + counts[1]).items() if count >= 20]
+    assert len(common) > 10
+    table = [[count[pair] for pair in common] for count in counts]
+    rest = [[SAMPLES - sum(row)] for row in table]
+    assert (
+        chi2_contingency([row + other for row, other in zip(table, rest, strict=True)]).pvalue
+        > 1e-4
+    )
+
+
+def test_a_seed_decides_whatever_the_drafts_and_the_batch(service):
+    params = {"temperature": 0.9, "seed": -1, "max_tokens": 24, "ignore_eos": True}
+    alone = ids(submit(service, PROMPTS[0], SamplingParams(**params)))
+    others = [submit(service, prompt, GREEDY) for prompt in PROMPTS]
+    among = ids(submit(service, PROMPTS[0], SamplingParams(num_draft_tokens=2, **params)))
+    assert among == alone
+    assert [len(ids(other)) for other in others] == [48] * len(PROMPTS)
+
+
+def test_counts_are_there_when_a_stop_string_ends_it(service):
+    text = submit(service, PROMPTS[0], GREEDY).wait().text
+    stop = GREEDY.model_copy(update={"stop": [text[-12:-6]]})
+    answer = submit(service, PROMPTS[0], stop).wait()
+    stats = answer.outputs[-1].stats
+    assert answer.reason == "stop"
+    assert 0 < stats.accepted <= stats.drafted
+    assert stats.rounds
+
+
+@pytest.mark.parametrize("victim", ["engine", "core"])
+def test_what_is_killed_is_said_and_repaired_and_leaves_nothing(service, victim):
+    before = family(service)
+    names = {process.pid: " ".join(process.cmdline()) for process in before}
+    core = next(process for process in before[1:] if "resource_tracker" not in names[process.pid])
+    answer = submit(service, PROMPTS[0], LONG)
+    assert answer.begun.wait(60)
+    (before[0] if victim == "engine" else core).kill()
+    answer.wait()
+    [error] = answer.errors
+    assert isinstance(error, EngineDeadError)
+    assert "send the request again" in str(error)
+    assert not psutil.wait_procs(before, timeout=5)[1]
+    until(lambda: service.alive)
+    assert ids(submit(service, PROMPTS[0], GREEDY))
