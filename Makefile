@@ -8,6 +8,9 @@ HTTP_PORT ?= 8000
 GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
 OVERRIDES = $(if $(METHOD),--set speculative_method=$(METHOD))
+# The vLLM engine's environment, for models that name this engine.
+NEEDS = $(if $(shell grep -s 'key: "engine" value { string_value: "vllm"' \
+	model_repository/$(MODEL)/config.pbtxt),setup-vllm)
 # A method of speculation instead of the model's own, for example: make demo METHOD=ngram
 METHOD ?=
 # Arguments for the demo and for pytest, for example: make test ARGS="-k serving -x"
@@ -19,11 +22,11 @@ help: ## this table
 setup: ## make .venv and .triton, or nothing when they are up to date
 	@tools/setup/setup.sh
 
-serve: setup $(if $(filter tandem_vllm,$(MODEL)),setup-vllm) ## serve MODEL on HTTP_PORT, GRPC_PORT and METRICS_PORT until Ctrl-C
+serve: setup $(NEEDS) ## serve MODEL on HTTP_PORT, GRPC_PORT and METRICS_PORT until Ctrl-C
 	@$(BIN)/tandem serve --model $(MODEL) --http-port $(HTTP_PORT) \
 		--grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT) $(OVERRIDES)
 
-demo: setup $(if $(filter tandem_vllm,$(MODEL)),setup-vllm) ## start a server on free ports and compare plain with speculative decoding
+demo: setup $(NEEDS) ## start a server on free ports and compare plain with speculative decoding
 	@$(BIN)/tandem demo --model $(MODEL) $(OVERRIDES) $(ARGS)
 
 test: setup ## run every test but vLLM's; those that need a GPU are skipped without one
@@ -32,8 +35,10 @@ test: setup ## run every test but vLLM's; those that need a GPU are skipped with
 setup-vllm: setup ## make .venv-vllm, or nothing when it is up to date
 	@tools/setup/vllm.sh
 
-test-vllm: setup-vllm ## run the tests that need vLLM
+test-vllm: setup-vllm ## run the tests that need vLLM, and the contract's tests on tandem_vllm
 	@$(BIN)/python -m pytest -m vllm $(ARGS)
+	@$(BIN)/python -m pytest tests/triton --ignore tests/triton/test_tensor_parallel.py \
+		--serve tandem_vllm $(ARGS)
 
 lint: setup ## ruff and mypy
 	@$(BIN)/ruff check .
