@@ -4,18 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
-from tandem.config import EngineConfig
+from tandem.config import HEADS, EngineConfig
 from tandem.drafting import NoProposer, Proposer
-from tandem.drafting.draft_model import DraftModelProposer
+from tandem.drafting.chain import ChainProposer
+from tandem.drafting.draft_model import DraftModel
+from tandem.drafting.heads.checkpoint import Head, read_head
+from tandem.drafting.heads.eagle import Eagle
+from tandem.drafting.heads.eagle3 import Eagle3
+from tandem.drafting.heads.features import FeatureGuesser
+from tandem.drafting.heads.medusa import Medusa
+from tandem.drafting.heads.mlp_speculator import MlpSpeculator
+from tandem.drafting.heads.mtp import Mtp
+from tandem.drafting.heads.target import target_tables
 from tandem.drafting.ngram import NgramProposer
+from tandem.drafting.steps import Guesser
+from tandem.drafting.tree import TreeProposer
 from tandem.errors import CheckpointError, ConfigError
 from tandem.kv_cache import BlockManager, cpu_kv_memory
 from tandem.limits import Limits
 from tandem.models.config import ModelConfig, read_model_config
+from tandem.models.layers import pack_linears
 from tandem.models.shard import check_shards
 from tandem.runners.commands import Role
 from tandem.runners.model_runner import ModelRunner
@@ -27,6 +39,14 @@ from tandem.tokenizer import Tokenizer
 from tandem.verification.sampler import Sampler
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Cache(Protocol):
+    """What has KV in every block."""
+
+    def block_bytes(self, block_size: int) -> int: ...
+
+    def allocate(self, num_blocks: int, block_size: int) -> None: ...
 
 
 class Parts(NamedTuple):
@@ -58,14 +78,17 @@ def build(config: EngineConfig) -> Parts:
     world = enter(config, placement)
     try:
         runners = load_models(config, model, draft_model, dtype, placement, world)
-        num_blocks = size_pool(config, runners, placement, max_model_len)
-        for runner in runners:
-            runner.allocate(num_blocks, config.block_size)
+        guesser = load_guesser(config, model, runners, dtype)
+        caches = [*runners, *([guesser] if isinstance(guesser, FeatureGuesser) else [])]
+        num_blocks = size_pool(config, caches, placement, max_model_len)
+        for cache in caches:
+            cache.allocate(num_blocks, config.block_size)
     except BaseException:
         if world is not None:
             world.close()
         raise
-    blocks = BlockManager(num_blocks, config.block_size, config.enable_prefix_caching)
+    reads_ahead = isinstance(guesser, FeatureGuesser)
+    blocks = BlockManager(num_blocks, config.block_size, config.enable_prefix_caching, reads_ahead)
     sampler = Sampler(config.seed, placement.devices[0])
     return Parts(
         limits=Limits(model.vocab_size, model.eos_ids, max_model_len),
@@ -74,7 +97,7 @@ def build(config: EngineConfig) -> Parts:
         target=runners[0],
         blocks=blocks,
         scheduler=Scheduler(config, blocks),
-        proposer=choose_proposer(config, runners[-1], sampler),
+        proposer=choose_proposer(config, guesser, sampler),
         sampler=sampler,
     )
 
@@ -115,10 +138,44 @@ def load_models(
     return [ParallelRunner(world, role, folder, shape, dtype) for role, folder, shape in wanted]
 
 
-def choose_proposer(config: EngineConfig, draft: Runner, sampler: Sampler) -> Proposer:
-    """The proposer of `speculative_method`."""
+def load_guesser(
+    config: EngineConfig, model: ModelConfig, runners: Sequence[Runner], dtype: torch.dtype
+) -> Guesser | None:
+    """The model that guesses, where the method has one."""
     if config.method == "draft_model":
-        return DraftModelProposer(draft, sampler, config.max_num_batched_tokens)
+        return DraftModel(runners[-1], config.max_num_batched_tokens)
+    if config.method not in HEADS:
+        return None
+    head = read_head(config.draft_model or config.model)
+    device = runners[0].device
+    with torch.inference_mode():
+        made = _make_head(config, head, model, runners[0], dtype).to(device)
+    if device.type == "cpu":
+        pack_linears(made, dtype)
+    if isinstance(made, Medusa | MlpSpeculator):
+        return made
+    return FeatureGuesser(made, dtype, device)
+
+
+def _make_head(
+    config: EngineConfig, head: Head, model: ModelConfig, target: Runner, dtype: torch.dtype
+) -> Medusa | MlpSpeculator | Eagle | Eagle3 | Mtp:
+    if config.method == "medusa":
+        return Medusa(head, model, dtype)
+    if config.method == "mlp_speculator":
+        return MlpSpeculator(head, model, dtype)
+    kinds: dict[str, type[Eagle | Eagle3 | Mtp]] = {"eagle": Eagle, "eagle3": Eagle3, "mtp": Mtp}
+    return kinds[config.method](head, model, target_tables(config, model, target, dtype), dtype)
+
+
+def choose_proposer(config: EngineConfig, guesser: Guesser | None, sampler: Sampler) -> Proposer:
+    """The proposer of `speculative_method`."""
+    if guesser is not None and config.speculative_tree is None:
+        return ChainProposer(guesser, sampler)
+    if guesser is not None:
+        tree = config.speculative_tree
+        shape = tree if isinstance(tree, list) else None
+        return TreeProposer(guesser, sampler, tree if isinstance(tree, int) else 1, shape)
     if config.method == "ngram":
         return NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
     return NoProposer()
@@ -186,10 +243,10 @@ def check_same_vocabulary(config: EngineConfig, target: Tokenizer) -> None:
 
 
 def size_pool(
-    config: EngineConfig, runners: Sequence[Runner], placement: Placement, max_model_len: int
+    config: EngineConfig, caches: Sequence[Cache], placement: Placement, max_model_len: int
 ) -> int:
     """Number of KV blocks. Raises `ConfigError` if not even one longest request fits."""
-    block_bytes = bytes_a_block(config, runners, placement)
+    block_bytes = bytes_a_block(config, caches, placement)
     memory = config.kv_cache_memory or free_memory(config, placement)
     num_blocks = int(memory) // block_bytes
     needed = -(-max_model_len // config.block_size)
@@ -202,11 +259,11 @@ def size_pool(
     return num_blocks
 
 
-def bytes_a_block(config: EngineConfig, runners: Sequence[Runner], placement: Placement) -> int:
+def bytes_a_block(config: EngineConfig, caches: Sequence[Cache], placement: Placement) -> int:
     """KV bytes of a block on the rank that holds most: of both models, where they share ranks."""
-    each = [runner.block_bytes(config.block_size) for runner in runners]
-    shared = set(placement.target) & set(placement.draft)
-    return sum(each) if shared else max(each)
+    each = [cache.block_bytes(config.block_size) for cache in caches]
+    apart = placement.draft and not set(placement.target) & set(placement.draft)
+    return max(each) if apart else sum(each)
 
 
 def free_memory(config: EngineConfig, placement: Placement) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tandem.attention.plan import Query
-from tandem.drafting import Draft
+from tandem.drafting import Computed, Draft, Verdict
 from tandem.request import Request
 from tandem.scheduler import StepPlan
 
@@ -44,3 +45,23 @@ def target_batch(plan: StepPlan, draft: Draft) -> TargetBatch:
     parents_of_all = draft.parents and draft.parents + undrafted
     whole = draft._replace(tokens=draft.tokens + undrafted, parents=parents_of_all)
     return batch._replace(draft=whole)
+
+
+def computed_rows(
+    plan: StepPlan, batch: TargetBatch, verdicts: Sequence[Verdict]
+) -> list[Computed]:
+    """After the commit: which rows of the pass are text whose next token is known."""
+    found: list[Computed] = []
+    first = 0
+    for (request, _), tokens, verdict in zip(
+        plan.decodes, batch.draft.tokens, verdicts, strict=False
+    ):
+        rows = [first, *(first + node for node in verdict.path)]
+        start = request.computed - len(rows)
+        known = len(request.tokens) - 1 - start  # an end may have cut off what was accepted
+        found.append(Computed(request, start, rows[:known]))
+        first += 1 + len(tokens)
+    for request, length in plan.prefills:
+        found.append(Computed(request, request.computed - length, range(first, first + length)))
+        first += length
+    return found

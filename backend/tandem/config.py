@@ -16,7 +16,8 @@ from tandem.validation import no_bool, sentences
 
 Count = Annotated[int, BeforeValidator(no_bool)]
 PATH_KEYS = ("model", "draft_model", "vllm_python")
-NATIVE_METHODS = ("draft_model", "ngram", "none")
+HEADS = ("medusa", "eagle", "eagle3", "mtp", "mlp_speculator")  # they read hidden states
+NATIVE_METHODS = ("draft_model", "ngram", *HEADS, "none")
 # Methods that guess from a checkpoint of their own.
 WITH_DRAFT = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator")
 
@@ -29,6 +30,34 @@ def _as_object(value: Any) -> Any:
         return json.loads(value)
     except ValueError:
         raise ValueError('Input should be a JSON object such as {"max_num_seqs": 8}') from None
+
+
+def _as_tree(value: Any) -> Any:
+    """A number, or JSON for a list of paths; every path's beginning must be listed too."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise ValueError(
+                "Input should be a number or JSON such as [[0], [1], [0, 0]]"
+            ) from None
+    if isinstance(value, bool) or (isinstance(value, int) and not 1 <= value <= 32):
+        raise ValueError("Input should be a number from 1 to 32")
+    if isinstance(value, list):
+        _check_paths(value)
+    return value
+
+
+def _check_paths(paths: list[Any]) -> None:
+    lists = [path for path in paths if isinstance(path, list) and path]
+    if len(lists) < len(paths) or not lists:
+        raise ValueError("Input should be a list of lists of ranks")
+    known = {tuple(path) for path in lists}
+    for path in lists:
+        if not all(type(rank) is int and 0 <= rank < 32 for rank in path):
+            raise ValueError("Input should be made of ranks from 0 to 31")
+        if len(path) > 1 and tuple(path[:-1]) not in known:
+            raise ValueError(f"Input should list {path[:-1]} too, which {path} follows")
 
 
 class EngineConfig(BaseModel):
@@ -92,7 +121,10 @@ class EngineConfig(BaseModel):
     ) = None
     """None: draft_model where a draft is given, else none."""
     num_speculative_tokens: Annotated[Count, Field(ge=1, le=64)] = 4
-    """Most tokens drafted in a round."""
+    """Most tokens drafted in a round; the nodes of a tree."""
+    speculative_tree: Annotated[int | list[list[int]] | None, BeforeValidator(_as_tree)] = None
+    """A number: how many guesses are considered behind every likely one. A list of paths, as JSON:
+    the tree's shape, as in Medusa's choices. None: a chain."""
     prompt_lookup_min: Annotated[Count, Field(ge=1)] = 2
     prompt_lookup_max: Annotated[Count, Field(ge=1, le=32)] = 5
     speculative_disable_by_batch_size: Annotated[Count, Field(ge=1)] | None = None
@@ -133,6 +165,15 @@ class EngineConfig(BaseModel):
         for key in ("vllm_engine_args", "vllm_python"):
             if getattr(self, key):
                 raise ConfigError(f"{key} is set but engine is native: leave it empty.")
+        if self.method in HEADS and (self.draft_tensor_parallel_size > 1 or self.draft_devices):
+            raise ConfigError(
+                f"speculative_method is {self.method}, whose draft runs beside the target's first "
+                "rank: set draft_tensor_parallel_size to 1 and leave draft_devices empty."
+            )
+        if self.speculative_tree is not None and self.method in ("ngram", "none"):
+            raise ConfigError(
+                f"speculative_tree is set but speculative_method is {self.method}: leave it empty."
+            )
         if self.method not in NATIVE_METHODS:
             raise ConfigError(
                 f"speculative_method is {self.method}, which the engine native does not have: "
@@ -140,6 +181,8 @@ class EngineConfig(BaseModel):
             )
 
     def _check_vllm(self) -> None:
+        if self.speculative_tree is not None:
+            raise ConfigError("speculative_tree is set but engine is vllm, which has chains alone.")
         if self.draft_devices is not None:
             raise ConfigError(
                 "draft_devices is set but engine is vllm, whose draft runs on the target's "
@@ -171,6 +214,8 @@ class EngineConfig(BaseModel):
     @property
     def lookahead(self) -> int:
         """Most drafted tokens of a request in one step."""
+        if isinstance(self.speculative_tree, list):
+            return min(len(self.speculative_tree), self.num_speculative_tokens)
         return 0 if self.method == "none" else self.num_speculative_tokens
 
     @classmethod

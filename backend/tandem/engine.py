@@ -15,7 +15,7 @@ import torch
 from tqdm import tqdm
 
 from tandem.assembly import build
-from tandem.batch import TargetBatch, target_batch
+from tandem.batch import TargetBatch, computed_rows, target_batch
 from tandem.config import EngineConfig
 from tandem.drafting import Verdict
 from tandem.errors import InvalidRequestError
@@ -119,9 +119,16 @@ class Engine:
         plan = self.scheduler.schedule()
         draft = self.proposer.propose(plan.decodes)
         batch = target_batch(plan, draft)
-        logits = self.target.forward(batch.tokens, batch.queries, batch.rows)
+        logits, features = self.target.forward_tapped(
+            batch.tokens, batch.queries, batch.rows, self.proposer.taps
+        )
         verdicts = verify(logits, batch.requests, batch.draft, self.sampler)
-        return self._commit(plan, batch, logits, verdicts)
+        outputs = self._commit(plan, batch, logits, verdicts)
+        if features is not None:
+            self.proposer.absorb(computed_rows(plan, batch, verdicts), features)
+        for request in batch.requests:
+            self._settle(request)
+        return outputs
 
     def _commit(
         self, plan: StepPlan, batch: TargetBatch, logits: torch.Tensor, verdicts: list[Verdict]
@@ -142,7 +149,6 @@ class Engine:
         for request, tokens, verdict in zip(batch.requests, draft.tokens, verdicts, strict=True):
             found = self._logprobs(request, verdict, logits[first : first + len(tokens) + 1])
             outputs.append(self._streams[request.id].append(verdict, found))
-            self._settle(request)
             first += len(tokens) + 1
         return outputs
 

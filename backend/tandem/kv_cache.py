@@ -44,8 +44,18 @@ class PoolUsage(NamedTuple):
 class BlockManager:
     """Hands out blocks, keeps finished prefixes for reuse, evicts the least recently used."""
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool,
+        reads_ahead: bool = False,
+    ) -> None:
+        """reads_ahead: some KV depends on the token behind it too, so that a block's last slot is
+        another's in a text that goes on differently: of a cached prefix the last block, which
+        vouches for that token, is then not used."""
         self.block_size = block_size
+        self.reads_ahead = reads_ahead
         self.num_blocks = num_blocks
         self.prefix_caching = enable_prefix_caching
         self._free = list(range(num_blocks - 1, -1, -1))  # popped from the end: low ids first
@@ -65,19 +75,27 @@ class BlockManager:
         """
         if not self.prefix_caching:
             return 0
-        key = ROOT_KEY
-        for index in range((len(request.tokens) - 1) // self.block_size):
-            hit = self._index.get((key, self._tokens_of(request, index)))
-            if hit is None:
-                break
+        hits = self._cached_prefix(request)
+        if self.reads_ahead:
+            hits = hits[:-1]
+        for hit in hits:
             self._use(hit.block)
             request.blocks.append(hit.block)
             request.block_keys.append(hit.key)
-            key = hit.key
         request.computed = len(request.blocks) * self.block_size
         with_draft = itertools.takewhile(self._drafted.__contains__, request.blocks)
         request.draft_computed = sum(1 for _ in with_draft) * self.block_size
         return request.computed
+
+    def _cached_prefix(self, request: Request) -> list[CachedBlock]:
+        hits: list[CachedBlock] = []
+        for index in range((len(request.tokens) - 1) // self.block_size):
+            parent = hits[-1].key if hits else ROOT_KEY
+            hit = self._index.get((parent, self._tokens_of(request, index)))
+            if hit is None:
+                break
+            hits.append(hit)
+        return hits
 
     def available(self) -> int:
         """Blocks that can be handed out now."""

@@ -40,6 +40,7 @@ BAD = {
     "enable_prefix_caching": FLAG,
     "speculative_method": ["guess", "", 3],
     "num_speculative_tokens": [65, *COUNT],
+    "speculative_tree": [0, 33, "x", "[", "[1]", [[]], [[0, 0]], [[-1]], [[0], [0, 32]], True, 1.5],
     "prompt_lookup_min": COUNT,
     "prompt_lookup_max": [33, *COUNT],
     "speculative_disable_by_batch_size": OPTIONAL_COUNT,
@@ -167,7 +168,7 @@ def test_bad_strings_are_refused_by_name():
     [
         {"vllm_engine_args": '{"max_num_seqs": 8}'},
         {"vllm_python": "/usr/bin/python3"},
-        {"speculative_method": "mtp"},
+        {"speculative_method": "suffix"},
     ],
     ids=str,
 )

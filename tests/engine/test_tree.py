@@ -7,7 +7,7 @@ import torch
 
 from tandem import Engine, EngineConfig, SamplingParams
 from tandem.attention.plan import Query
-from tandem.drafting import Draft
+from tandem.drafting import Draft, Proposer
 from tandem.models.config import read_model_config
 from tandem.runners.model_runner import ModelRunner
 from tests.engine.references import hf_greedy, hf_logits
@@ -16,7 +16,7 @@ LENGTH = 48
 NODES = 12
 
 
-class RandomTrees:
+class RandomTrees(Proposer):
     """Grows a random tree; each node has a fair chance of a child with the right token."""
 
     def __init__(self, texts, seed=0):

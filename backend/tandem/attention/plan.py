@@ -28,7 +28,15 @@ class Query(NamedTuple):
     """Cached tokens before the new ones."""
     length: int
     parents: Sequence[int] | None = None
-    """Parent of each node within the query (-1: the cached prefix); None: a chain."""
+    """Parent of each node of a tree (-1: the cached prefix), those stored before first; None: a
+    chain."""
+    stored: int = 0
+    """Nodes of the tree that earlier passes have stored behind the cached tokens."""
+
+    @property
+    def end(self) -> int:
+        """Slots in use behind this pass."""
+        return self.start + self.stored + self.length
 
 
 class Group(NamedTuple):
@@ -101,16 +109,17 @@ def _depths(query: Query) -> Ints:
     """Each row's distance from the cached prefix: 0, 1, 2 … in a chain."""
     if query.parents is None:
         return np.arange(query.length)
-    depths = np.zeros(query.length, np.int64)
+    depths = np.zeros(len(query.parents), np.int64)
     for node, parent in enumerate(query.parents):
         depths[node] = 0 if parent < 0 else depths[parent] + 1
-    return depths
+    return depths[query.stored :]
 
 
 def _slots(query: Query, block_size: int) -> Ints:
-    first, last = query.start // block_size, (query.start + query.length - 1) // block_size
+    start = query.start + query.stored
+    first, last = start // block_size, (query.end - 1) // block_size
     base = np.asarray(query.blocks[first : last + 1], np.int64) * block_size
-    offsets = query.start % block_size + np.arange(query.length)
+    offsets = start % block_size + np.arange(query.length)
     return base[offsets // block_size] + offsets % block_size
 
 
@@ -123,7 +132,7 @@ def _plan_group(
     device: torch.device,
 ) -> Group:
     query_len = max(query.length for query in queries)
-    kv_len = max(query.start + query.length for query in queries)
+    kv_len = max(query.end for query in queries)
     pad, unpad = _padding([query.length for query in queries], rows.start, query_len)
     mask = _mask(queries, query_len, kv_len)
     return Group(
@@ -168,15 +177,14 @@ def _kv_slots(
 
 def _mask(queries: Sequence[Query], query_len: int, kv_len: int) -> NDArray[np.bool_] | None:
     """[B, Q, L] which slots each row sees; None when that is all of them."""
-    if len(queries) == 1 and query_len == 1:
+    if len(queries) == 1 and query_len == 1 and queries[0].parents is None:
         return None
     starts = np.fromiter((query.start for query in queries), np.int64, len(queries))
     last_seen = starts[:, None] + np.arange(query_len)
     mask = np.arange(kv_len) <= last_seen[:, :, None]
     for row, query in zip(mask, queries, strict=True):
         if query.parents is not None:
-            window = slice(query.start, query.start + query.length)
-            row[: query.length, window] = ancestors(query.parents)
+            row[: query.length, query.start : query.end] = ancestors(query.parents)[query.stored :]
     return mask
 
 

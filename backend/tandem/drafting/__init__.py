@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -35,23 +35,37 @@ class Verdict(NamedTuple):
     """Accepted tokens and the target's own next one: len(path) + 1."""
 
 
-class Proposer(Protocol):
-    """A method of speculation."""
+class Computed(NamedTuple):
+    """Rows of a target pass that now belong to a request's text."""
+
+    request: Request
+    start: int
+    """Position of the first row; the others follow it."""
+    rows: Sequence[int]
+    """Their places in the pass."""
+
+
+class Proposer:
+    """A method of speculation. The defaults are those of one that looks at tokens alone."""
+
+    taps: tuple[int, ...] | None = None
+    """Which hidden states of the target it wants: the inputs of these layers, side by side; the
+    last layer's, normed, where there are none; None: it wants no hidden states."""
 
     def propose(self, decodes: Sequence[Decode]) -> Draft:
         """Drafts for every decode, at most `lookahead` tokens each (none is allowed)."""
-        ...
+        raise NotImplementedError
 
     def observe(self, request: Request, drafted: int, verdict: Verdict) -> None:
         """Told after each verification, before the tokens are committed."""
-        ...
+
+    def absorb(self, computed: Sequence[Computed], features: Tensor) -> None:
+        """Told after the commit, where `taps` asks for it: what the target has computed of each
+        request's text. features [T, width], all rows of the pass."""
 
 
-class NoProposer:
+class NoProposer(Proposer):
     """Plain decoding."""
 
     def propose(self, decodes: Sequence[Decode]) -> Draft:
         return Draft([[] for _ in decodes])
-
-    def observe(self, request: Request, drafted: int, verdict: Verdict) -> None:
-        """Keeps nothing."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
-from tandem.drafting import Draft, Verdict
+from tandem.drafting import Draft, Proposer
 from tandem.request import Request
 from tandem.scheduler import Decode
 
@@ -46,7 +46,7 @@ class NgramIndex:
         return []
 
 
-class NgramProposer:
+class NgramProposer(Proposer):
     """Deterministic proposals from the request's own text."""
 
     def __init__(self, smallest: int, largest: int) -> None:
@@ -65,6 +65,3 @@ class NgramProposer:
             index = self.indexes[request] = NgramIndex(self.smallest, self.largest)
         index.extend(request.tokens)
         return index.lookup(request.tokens, lookahead)
-
-    def observe(self, request: Request, drafted: int, verdict: Verdict) -> None:
-        """The index reads the committed text itself."""

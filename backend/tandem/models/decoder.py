@@ -6,6 +6,7 @@ the business of the `Attention` it is handed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -30,14 +31,17 @@ class Attention(Protocol):
 class SelfAttention(nn.Module):
     """Attention block with q, k and v in one matrix."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: ModelConfig, dtype: torch.dtype, input_width: int | None = None
+    ) -> None:
+        """input_width: of what q, k and v are made from; None: the hidden size."""
         super().__init__()
         self.num_heads = config.num_heads
         self.num_rotated = config.num_heads + config.num_kv_heads
         self.head_dim = config.head_dim
         self.query_width = config.num_heads * config.head_dim
         width = self.query_width + config.kv_width
-        self.qkv = Linear(config.hidden_size, width, config.qkv_bias, dtype)
+        self.qkv = Linear(input_width or config.hidden_size, width, config.qkv_bias, dtype)
         self.out = Linear(self.query_width, config.hidden_size, config.out_bias, dtype)
         if config.qk_norm:
             self.q_norm: RMSNorm | None = RMSNorm(config.head_dim, config.norm_eps, dtype)
@@ -102,11 +106,22 @@ class Decoder(nn.Module):
         self.head = Linear(config.hidden_size, config.vocab_size, False, dtype)
         self.rope = RotaryTable(config, dtype)
 
-    def forward(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        """tokens, positions [T] to final hidden states [T, hidden], after the last norm."""
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attention: Attention,
+        tap: Callable[[int, Tensor], None] | None = None,
+    ) -> Tensor:
+        """tokens, positions [T] to final hidden states [T, hidden], after the last norm.
+
+        tap is shown the input of every layer.
+        """
         x = self.embed(tokens)
         rope = self.rope(positions)
         for index, layer in enumerate(self.layers):
+            if tap is not None:
+                tap(index, x)
             x = layer(index, x, rope, attention)
         return self.norm(x)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from tandem.errors import CheckpointError
 from tandem.models.config import ModelConfig, read_json
 from tandem.models.decoder import Decoder
-from tandem.models.layers import pack_linears
+from tandem.models.layers import Embedding, Linear, pack_linears
 from tandem.models.shard import WHOLE, Cut, Shard, local_config, source
 
 
@@ -102,6 +102,22 @@ def load_decoder(
     if device.type == "cpu":
         pack_linears(model, dtype)
     return model
+
+
+def load_tables(
+    folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> tuple[Embedding, Linear]:
+    """A model's whole embedding and head alone."""
+    embed = Embedding(config.vocab_size, config.hidden_size, dtype)
+    head = Linear(config.hidden_size, config.vocab_size, False, dtype)
+    shape = [config.vocab_size, config.hidden_size]
+    names = ["model.embed_tokens.weight"]
+    names.append(names[0] if config.tied_embeddings else "lm_head.weight")
+    with ExitStack() as stack:
+        tensors = _Tensors(folder, stack)
+        for weight, name in zip((embed.weight, head.weight), names, strict=True):
+            _fill(weight.data, tensors.part(name, shape, Cut.NOT, config, WHOLE))
+    return embed.to(device), head.to(device)
 
 
 def _whole_width(parameter: Tensor, cut: Cut, shard: Shard) -> list[int]:

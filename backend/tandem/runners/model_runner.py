@@ -50,7 +50,6 @@ class ModelRunner:
         """Copies KV slots to other slots in all layers."""
         self.cache.move(source, target)
 
-    @torch.inference_mode()
     def forward(
         self,
         tokens: Sequence[int] | Tensor,
@@ -58,10 +57,29 @@ class ModelRunner:
         rows: Sequence[int] | None = None,
     ) -> Tensor:
         """Runs T tokens laid out as `queries`; float32 logits [R, vocab] of `rows` (None: all)."""
+        return self.forward_tapped(tokens, queries, rows, None)[0]
+
+    @torch.inference_mode()
+    def forward_tapped(
+        self,
+        tokens: Sequence[int] | Tensor,
+        queries: Sequence[Query],
+        rows: Sequence[int] | None,
+        taps: Sequence[int] | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `forward`; with `taps` the hidden states [T, width] too: the inputs of these layers
+        side by side, or without any the last layer's output after the norm."""
         flat = torch.as_tensor(tokens, dtype=torch.int64, device=self.device)
         attention = self.cache.plan(queries)
-        hidden = self.model(flat, attention.layout.positions, attention)
+        inputs: list[Tensor] = []
+
+        def keep(layer: int, x: Tensor) -> None:
+            if taps and layer in taps:
+                inputs.append(x)
+
+        hidden = self.model(flat, attention.layout.positions, attention, keep if taps else None)
+        features = None if taps is None else torch.cat(inputs, -1) if taps else hidden
         if rows is not None:
             picked = torch.tensor(rows, dtype=torch.int64, device=self.device)
             hidden = hidden.index_select(0, picked)
-        return self.model.logits(hidden)
+        return self.model.logits(hidden), features

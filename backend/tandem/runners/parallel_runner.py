@@ -50,11 +50,21 @@ class ParallelRunner:
         rows: Sequence[int] | None = None,
     ) -> Tensor:
         """As `ModelRunner.forward`. Raises `EngineDeadError` when a rank is lost."""
+        return self.forward_tapped(tokens, queries, rows, None)[0]
+
+    def forward_tapped(
+        self,
+        tokens: Sequence[int],
+        queries: Sequence[Query],
+        rows: Sequence[int] | None,
+        taps: Sequence[int] | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `ModelRunner.forward_tapped`: hidden states are whole on every rank."""
         try:
             self._world.tell(self._ranks, Forward(self._role, tokens, queries, rows))
             if self._own is not None:
-                return self._own.forward(tokens, queries, rows)
-            return self._receive(len(tokens) if rows is None else len(rows))
+                return self._own.forward_tapped(tokens, queries, rows, taps)
+            return self._receive(len(tokens) if rows is None else len(rows)), None
         except (RuntimeError, OSError) as error:
             raise self._world.explain(error) from error
 

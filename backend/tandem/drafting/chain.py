@@ -1,0 +1,93 @@
+"""A guesser's chain: one guess follows the other.
+
+Greedy requests get the likeliest token, seeded ones the guesser's coupled draw, all others a draw
+from q, which is handed over with the tokens for rejection sampling (Leviathan et al. 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tandem.drafting import Computed, Draft, Proposer, Verdict
+from tandem.drafting.steps import Guesser, Level
+from tandem.request import Request
+from tandem.scheduler import Decode
+from tandem.verification.sampler import Sampler, by_rejection
+from tandem.verification.scores import Row
+
+
+class _Chain:
+    """A request's draft while it grows."""
+
+    def __init__(self, place: int, row: int, decode: Decode, deepest: int) -> None:
+        self.place = place
+        self.row = row
+        self.request = decode.request
+        self.lookahead = min(decode.lookahead, deepest)
+        self.tokens: list[int] = []
+
+    def level(self) -> Level:
+        """Its newest token."""
+        count = len(self.tokens)
+        return Level(self.request, self.tokens, range(-1, count - 1), 1, [self.row])
+
+
+class ChainProposer(Proposer):
+    """Proposes chains."""
+
+    def __init__(self, guesser: Guesser, sampler: Sampler) -> None:
+        self.guesser = guesser
+        self.sampler = sampler
+        self.taps = guesser.taps
+
+    def propose(self, decodes: Sequence[Decode]) -> Draft:
+        drafts: list[list[int]] = [[] for _ in decodes]
+        asking = [place for place, decode in enumerate(decodes) if decode.lookahead]
+        if not asking:
+            return Draft(drafts)
+        ready, logits = self.guesser.begin([decodes[place] for place in asking])
+        deepest = self.guesser.max_depth
+        chains = [
+            _Chain(asking[index], row, decodes[asking[index]], deepest)
+            for row, index in enumerate(ready)
+        ]
+        q = self._empty_q(len(decodes), chains, logits)
+        while chains:
+            self._append(logits, chains, q)
+            for chain in chains:
+                drafts[chain.place] = chain.tokens
+            chains = [chain for chain in chains if len(chain.tokens) < chain.lookahead]
+            if chains:
+                logits = self.guesser.extend([chain.level() for chain in chains])
+                for row, chain in enumerate(chains):
+                    chain.row = row
+        return Draft(drafts, q=q)
+
+    def observe(self, request: Request, drafted: int, verdict: Verdict) -> None:
+        """The last drafted token was never fed."""
+        if drafted:
+            self.guesser.keep(request, min(len(verdict.path), drafted - 1))
+
+    def absorb(self, computed: Sequence[Computed], features: Tensor) -> None:
+        self.guesser.absorb(computed, features)
+
+    @staticmethod
+    def _empty_q(count: int, chains: Sequence[_Chain], logits: Tensor) -> Tensor | None:
+        if not any(by_rejection(chain.request) for chain in chains):
+            return None
+        longest = max(chain.lookahead for chain in chains)
+        return torch.zeros((count, longest, logits.shape[-1]), device=logits.device)
+
+    def _append(self, logits: Tensor, chains: Sequence[_Chain], q: Tensor | None) -> None:
+        """Draws the next token of each chain and records what it was drawn from."""
+        if len(chains) < len(logits):
+            logits = logits[[chain.row for chain in chains]]
+        drawn = self.sampler.draw(logits, [Row(c.request, tuple(c.tokens)) for c in chains])
+        if q is not None:
+            places = [chain.place for chain in chains]
+            q[places, len(chains[0].tokens)] = drawn.scores.softmax(-1)
+        for chain, token in zip(chains, drawn.tokens.tolist(), strict=True):
+            chain.tokens.append(token)

@@ -1,0 +1,129 @@
+"""Guessing with one attention layer over the target's hidden states: EAGLE and MTP.
+
+Row p of such a head sees the target's hidden state at position p and the token at p + 1, and
+predicts the token at p + 2. Where the target has not been yet, the head's own output stands for the
+hidden state. It has a KV cache of its own over the request's blocks; once the target has computed
+the accepted tokens, their rows are written again, from true hidden states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from tandem.attention.paged import PagedKVCache, kv_block_bytes
+from tandem.attention.plan import Query
+from tandem.drafting import Computed
+from tandem.drafting.draft_model import level_query
+from tandem.drafting.steps import Level
+from tandem.models.config import ModelConfig
+from tandem.models.decoder import Attention
+from tandem.request import Request
+from tandem.scheduler import Decode
+
+
+class FeatureHead(Protocol):
+    """A head's mathematics."""
+
+    config: ModelConfig
+    """Of its layer."""
+    taps: tuple[int, ...]
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """The target's hidden states [T, width] as the head takes them [T, hidden]."""
+        ...
+
+    def step(
+        self, tokens: Tensor, hidden: Tensor, positions: Tensor, attention: Attention
+    ) -> tuple[Tensor, Tensor]:
+        """tokens, positions [T], hidden [T, hidden] to what logits are made from and what stands
+        for the hidden state in the next step, both [T, hidden]."""
+        ...
+
+    def logits(self, output: Tensor) -> Tensor:
+        """[R, hidden] to float32 [R, V] over the target's vocabulary."""
+        ...
+
+
+class _State(NamedTuple):
+    """At the end of a request's text."""
+
+    length: int
+    """Tokens of the text."""
+    logits: Tensor
+    """[V] of the token behind it."""
+    hidden: Tensor
+    """[hidden]"""
+
+
+class FeatureGuesser:
+    """A guesser around a head."""
+
+    def __init__(self, head: FeatureHead, dtype: torch.dtype, device: torch.device) -> None:
+        self.head = head
+        self.dtype = dtype
+        self.device = device
+        self.taps: tuple[int, ...] | None = head.taps
+        self.max_depth = head.config.max_position
+        self._states: WeakKeyDictionary[Request, _State] = WeakKeyDictionary()
+        self._hidden: Tensor  # of the last level, a row a node
+
+    def block_bytes(self, block_size: int) -> int:
+        """Bytes of KV a block takes."""
+        return kv_block_bytes(self.head.config, self.dtype, block_size)
+
+    def allocate(self, num_blocks: int, block_size: int) -> None:
+        """Makes the KV cache."""
+        self.cache = PagedKVCache(self.head.config, num_blocks, block_size, self.dtype, self.device)
+
+    @torch.inference_mode()
+    def absorb(self, computed: Sequence[Computed], features: Tensor) -> None:
+        """Runs the head over what the target has computed; keeps what is due at each text's end."""
+        if not computed:
+            return
+        tokens: list[int] = []
+        ends: list[int] = []
+        for request, start, rows in computed:
+            tokens += request.tokens[start + 1 : start + 1 + len(rows)]
+            ends.append(len(tokens) - 1)
+        rows_of_all = torch.tensor([row for one in computed for row in one.rows])
+        hidden = self.head.fuse(features.index_select(0, rows_of_all.to(features.device)))
+        queries = [Query(one.request.blocks, one.start, len(one.rows)) for one in computed]
+        output, recurrent = self._step(tokens, hidden, queries)
+        logits = self.head.logits(output[ends])
+        for row, (one, end) in enumerate(zip(computed, ends, strict=True)):
+            length = one.start + len(one.rows) + 1
+            self._states[one.request] = _State(length, logits[row], recurrent[end])
+
+    def _step(
+        self, tokens: Sequence[int], hidden: Tensor, queries: Sequence[Query]
+    ) -> tuple[Tensor, Tensor]:
+        attention = self.cache.plan(queries)
+        flat = torch.tensor(tokens, dtype=torch.int64, device=self.device)
+        return self.head.step(flat, hidden, attention.layout.positions, attention)
+
+    def begin(self, decodes: Sequence[Decode]) -> tuple[list[int], Tensor]:
+        """What `absorb` has left."""
+        states = [self._states[decode.request] for decode in decodes]
+        assert all(
+            state.length == len(decode.request.tokens)
+            for state, decode in zip(states, decodes, strict=True)
+        )
+        self._hidden = torch.stack([state.hidden for state in states])
+        return list(range(len(decodes))), torch.stack([state.logits for state in states])
+
+    @torch.inference_mode()
+    def extend(self, levels: Sequence[Level]) -> Tensor:
+        """Feeds the new nodes, each with the output of the one it was chosen from."""
+        tokens = [token for level in levels for token in level.tokens[-level.new :]]
+        origins = [row for level in levels for row in level.origins]
+        queries = [level_query(level, lag=1) for level in levels]
+        output, self._hidden = self._step(tokens, self._hidden[origins], queries)
+        return self.head.logits(output)
+
+    def keep(self, request: Request, nodes: int) -> None:
+        """Everything is written again from true hidden states."""

@@ -1,0 +1,64 @@
+"""Methods that guess with a model: what such a model does, apart from how its guesses are used.
+
+A guesser predicts the token behind each text (`begin`), then the tokens behind the nodes it is
+handed (`extend`), level by level. `chain` and `tree` choose which guesses become nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from tandem.drafting import Computed
+from tandem.request import Request
+from tandem.scheduler import Decode
+
+
+class Level(NamedTuple):
+    """The newest nodes of one request's growing draft."""
+
+    request: Request
+    tokens: Sequence[int]
+    """Of all nodes fed so far and the new ones, which come last."""
+    parents: Sequence[int]
+    """Node that each follows; -1: the text."""
+    new: int
+    """How many are new."""
+    origins: Sequence[int]
+    """Row of the previous logits that each new node was chosen from."""
+
+
+class Guesser(Protocol):
+    """A model that guesses tokens level by level."""
+
+    max_depth: int
+    """Most levels it can guess."""
+    taps: tuple[int, ...] | None
+    """As in `Proposer`."""
+
+    def begin(self, decodes: Sequence[Decode]) -> tuple[list[int], Tensor]:
+        """Which of the decodes it can draft for now, as indices [B], and the logits [B, V] of the
+        token behind each one's text."""
+        ...
+
+    def extend(self, levels: Sequence[Level]) -> Tensor:
+        """Feeds the new nodes of all levels; logits [sum of new, V] of what follows each."""
+        ...
+
+    def keep(self, request: Request, nodes: int) -> None:
+        """Told before the commit how many of the first nodes fed have become text, in order."""
+        ...
+
+    def absorb(self, computed: Sequence[Computed], features: Tensor) -> None:
+        """As in `Proposer`."""
+        ...
+
+
+def depth(level: Level) -> int:
+    """How many drafted tokens lead to the newest nodes, themselves counted."""
+    node, count = len(level.tokens) - 1, 0
+    while node >= 0:
+        node, count = level.parents[node], count + 1
+    return count

@@ -1,0 +1,216 @@
+"""Heads over hidden states of the target: lossless whatever they guess, guessing as published."""
+
+import math
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tandem import SamplingParams
+from tandem.drafting.heads.checkpoint import read_head
+from tests.engine.heads import HEADS, HIDDEN, KV_HEADS, LAYER_IDS, METHODS, VOCAB, make_head
+from tests.engine.references import hf_greedy, hf_model
+
+LENGTH = 40
+WITHOUT_KV = ("medusa", "mlp_speculator")
+SHAPE = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
+TREES = {"chain": {}, "dynamic": {"speculative_tree": 3}, "static": {"speculative_tree": SHAPE}}
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory):
+    """Folder of each method's head."""
+    folder = tmp_path_factory.mktemp("heads")
+    return {method: make_head(folder / method, method) for method in METHODS}
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    rng = random.Random(11)
+    return [rng.choices(range(VOCAB), k=rng.randrange(2, 50)) for _ in range(10)]
+
+
+@pytest.fixture(scope="module")
+def expected(target, prompts):
+    return hf_greedy(target, prompts, LENGTH)
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"max_num_seqs": 1},
+        {"max_num_seqs": 6, "max_num_batched_tokens": 16},
+        {"max_num_seqs": 6, "kv_cache_memory": "105KiB", "block_size": 4, "max_model_len": 100},
+    ],
+    ids=["alone", "chunked", "preempted"],
+)
+def test_greedy_text_is_the_targets_own(engine, heads, prompts, expected, method, tree, more):
+    if "kv_cache_memory" in more and method not in WITHOUT_KV:
+        more = more | {"kv_cache_memory": "160KiB"}
+    drafting = {"speculative_method": method, "draft_model": heads[method]}
+    one = engine(**drafting, num_speculative_tokens=6, **TREES[tree], **more)
+    outputs = one.generate(prompts, SamplingParams(temperature=0, max_tokens=LENGTH))
+    assert [output.token_ids for output in outputs] == expected
+    assert all(output.stats.drafted for output in outputs)
+    if "kv_cache_memory" in more:
+        assert one.scheduler.num_preemptions
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_seed_decides_the_text(engine, heads, prompts, method, tree):
+    params = [SamplingParams(seed=i, max_tokens=LENGTH, top_k=30) for i in range(len(prompts))]
+    plain = engine().generate(prompts, params)
+    drafting = {"speculative_method": method, "draft_model": heads[method]}
+    outputs = engine(**drafting, **TREES[tree]).generate(prompts, params)
+    assert [o.token_ids for o in outputs] == [o.token_ids for o in plain]
+
+
+class Reference:
+    """What each head guesses behind a text, from the formulas, without a cache."""
+
+    def __init__(self, target, head, method):
+        self.model = hf_model(target)
+        self.head = read_head(head)
+        self.t = self.head.tensors
+        self.method = method
+
+    @torch.inference_mode()
+    def first(self, text):
+        """Logits of the token behind the text and of the one behind its likeliest guess."""
+        states = self.model(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
+        if self.method == "medusa":
+            return self.medusa(states[-1][0, -1])
+        if self.method == "mlp_speculator":
+            return self.mlp(states[-1][0, -1], text[-1])
+        if self.method == "eagle3":
+            features = torch.cat([states[layer][0] for layer in LAYER_IDS], -1)
+            features = features @ self.t["fc.weight"].T
+        else:
+            features = states[-1][0]
+        tokens = torch.tensor(text[1:])
+        output, recurrent = self.layer(features, tokens)
+        first = self.logits(output[-1])
+        again = torch.cat([features, recurrent[-1:]])
+        output, _ = self.layer(again, torch.cat([tokens, first.argmax()[None]]))
+        return first, self.logits(output[-1])
+
+    def medusa(self, hidden):
+        def logits(head):
+            block = self.t[f"{head}.0.linear.weight"], self.t[f"{head}.0.linear.bias"]
+            return (hidden + F.silu(F.linear(hidden, *block))) @ self.t[f"{head}.1.weight"].T
+
+        return logits(0), logits(1)
+
+    def mlp(self, hidden, token):
+        def norm(x):
+            return x / (x.pow(2).mean() + 1e-6).sqrt()
+
+        state_weight, inner, found = 0.5 ** (0.5 / 3), 32, []
+        ratio = math.sqrt((1 - state_weight**2) * inner / 2) / state_weight
+        state = norm(hidden) / math.sqrt(2)
+        for stage in range(2):
+            part = {
+                k: self.t[f"speculator.{k}.{stage}.weight"] for k in ("emb", "proj", "head", "ln")
+            }
+            mixed = part["proj"] @ state + ratio * part["emb"][token]
+            state = F.gelu(norm(mixed) * part["ln"] + self.t[f"speculator.ln.{stage}.bias"])
+            found.append(part["head"] @ state)
+            token = int(found[-1].argmax())
+        return found
+
+    def norm(self, name, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.t[f"{name}.weight"]
+
+    def layer(self, hidden, tokens):
+        own = self.t.get("embed_tokens.weight", self.model.model.embed_tokens.weight)
+        embedded = own[tokens].clone()
+        if self.method == "eagle":
+            x = F.linear(torch.cat([embedded, hidden], -1), self.t["fc.weight"], self.t["fc.bias"])
+            out = self.decoder("layers.0", x, x)
+            return out, out
+        if self.method == "mtp":
+            prefix = "model.mtp_layers.0"
+            embedded[0] = 0
+            both = self.norm(f"{prefix}.hidden_layernorm", hidden)
+            both = torch.cat([both, self.norm(f"{prefix}.token_layernorm", embedded)], -1)
+            x = both @ self.t[f"{prefix}.input_proj.weight"].T
+            x = self.decoder(prefix, x, self.norm(f"{prefix}.input_layernorm", x))
+            out = self.norm(f"{prefix}.final_layernorm", x)
+            return out, out
+        both = self.norm("midlayer.input_layernorm", embedded)
+        both = torch.cat([both, self.norm("midlayer.hidden_norm", hidden)], -1)
+        x = self.decoder("midlayer", hidden, both)
+        return self.norm("norm", x), x
+
+    def decoder(self, prefix, residual, x):
+        """Plain causal attention and MLP."""
+
+        def project(name, heads):
+            bias = self.t.get(f"{prefix}.self_attn.{name}_proj.bias")
+            out = F.linear(x, self.t[f"{prefix}.self_attn.{name}_proj.weight"], bias)
+            return out.view(len(x), heads, -1).transpose(0, 1)
+
+        q, k, v = project("q", HEADS), project("k", KV_HEADS), project("v", KV_HEADS)
+        size = HIDDEN // HEADS
+        rates = 10000.0 ** -(torch.arange(0, size, 2) / size)
+        angles = torch.outer(torch.arange(len(x)), rates)
+        cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
+
+        def rotate(y):
+            a, b = y.chunk(2, -1)
+            return y * cos + torch.cat([-b, a], -1) * sin
+
+        k, v = (y.repeat_interleave(HEADS // KV_HEADS, 0) for y in (rotate(k), v))
+        scores = rotate(q) @ k.transpose(1, 2) / math.sqrt(size)
+        scores = scores.masked_fill(torch.ones(len(x), len(x)).triu(1).bool(), -math.inf)
+        mixed = (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)
+        x = residual + mixed @ self.t[f"{prefix}.self_attn.o_proj.weight"].T
+        y = self.norm(f"{prefix}.post_attention_layernorm", x)
+        gate = F.silu(y @ self.t[f"{prefix}.mlp.gate_proj.weight"].T)
+        up = y @ self.t[f"{prefix}.mlp.up_proj.weight"].T
+        return x + (gate * up) @ self.t[f"{prefix}.mlp.down_proj.weight"].T
+
+    def logits(self, output):
+        if self.method != "eagle3":
+            return output @ self.model.lm_head.weight.T
+        own = self.t["lm_head.weight"] @ output
+        ids = torch.arange(len(own)) + self.t["d2t"]
+        return torch.full([VOCAB], -math.inf).index_copy(0, ids, own)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_guesses_are_those_of_the_formula(engine, heads, target, prompts, expected, method):
+    """At every round of some texts, after rejections, in a batch."""
+    one = engine(speculative_method=method, draft_model=heads[method], num_speculative_tokens=2)
+    reference, checked = Reference(target, heads[method], method), 0
+    for prompt in prompts[:4]:
+        one.add_request(prompt, SamplingParams(temperature=0, max_tokens=12))
+    guesser = one.proposer.guesser
+    begin, extend = guesser.begin, guesser.extend
+    seen = {}
+
+    def spying_begin(decodes):
+        ready, logits = begin(decodes)
+        for row, index in enumerate(ready):
+            seen[decodes[index].request.id] = [list(decodes[index].request.tokens), logits[row]]
+        return ready, logits
+
+    def spying_extend(levels):
+        logits = extend(levels)
+        for row, level in enumerate(levels):
+            seen[level.request.id].append(logits[row])
+        return logits
+
+    guesser.begin, guesser.extend = spying_begin, spying_extend
+    while not one.idle:
+        seen.clear()
+        one.step()
+        for text, *found in seen.values():
+            for logits, wanted in zip(found, reference.first(text), strict=False):
+                torch.testing.assert_close(logits, wanted, atol=1e-3, rtol=1e-3)
+                checked += 1
+    assert checked > 40
