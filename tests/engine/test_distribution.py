@@ -5,6 +5,8 @@ import pytest
 from tandem import Engine, EngineConfig, SamplingParams
 from tandem.verification.sampler import Sampler
 from tests.engine.checkpoints import make_checkpoint, perturb_checkpoint
+from tests.engine.heads import METHODS as HEADS
+from tests.engine.heads import make_head
 from tests.engine.references import chi_square_p, enumerate_sequences
 
 VOCAB = 6
@@ -33,7 +35,10 @@ CASES = {
         "logit_bias": {3: 0.7},
     },
 }
-METHODS = ["good draft", "bad draft", "ngram"]
+METHODS = ["good draft", "bad draft", "ngram", "eagle3 tree"]
+OTHERS = ["good draft tree", "eagle3"]
+OTHERS += [f"{head}{tree}" for head in HEADS for tree in ("", " tree") if head != "eagle3"]
+TREE = {"speculative_tree": 2}
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +49,7 @@ def models(tmp_path_factory):
         "target": target,
         "good draft": perturb_checkpoint(target, folder / "good", noise=0.1),
         "bad draft": make_checkpoint(folder / "bad", seed=12, vocab_size=VOCAB, scale=0.6),
+        **{head: make_head(folder / head, head, vocab=VOCAB) for head in HEADS},
     }
 
 
@@ -52,7 +58,10 @@ def sample(models, method, params, **parameters):
     if method == "ngram":
         parameters |= {"speculative_method": "ngram", "prompt_lookup_min": 1}
     else:
-        parameters |= {"draft_model": models[method]}
+        name = method.removesuffix(" tree")
+        parameters |= TREE if method != name else {}
+        parameters |= {"draft_model": models[name]}
+        parameters |= {"speculative_method": name} if name in HEADS else {}
     config = EngineConfig(
         model=models["target"],
         num_speculative_tokens=3,
@@ -73,6 +82,12 @@ def test_follows_the_enumerated_distribution(case, method, models):
     outputs = sample(models, method, params)
     assert sum(output.stats.drafted for output in outputs) > SAMPLES
     assert chi_square_p(outputs, expected, LENGTH) > REFUSE_BELOW
+
+
+@pytest.mark.parametrize("method", OTHERS)
+@pytest.mark.parametrize("case", ["temperature 1", "all"])
+def test_every_other_way_follows_it(case, method, models):
+    test_follows_the_enumerated_distribution(case, method, models)
 
 
 @pytest.mark.parametrize("method", METHODS)
