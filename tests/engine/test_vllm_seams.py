@@ -74,6 +74,16 @@ def build_logitsprocs(vllm_config, device, is_pin_memory, is_pooling_model, cust
     return "vLLM's own"
 
 
+class GPUModelRunner:
+    def __init__(self, *limits):
+        params = [SamplingParams(num_draft_tokens=limit) for limit in limits]
+        self.requests = {str(i): SimpleNamespace(sampling_params=p) for i, p in enumerate(params)}
+        self.input_batch = SimpleNamespace(req_ids=list(self.requests))
+
+    def _input_fits_in_drafter(self, common_attn_metadata):
+        return True
+
+
 def expand_batch_to_tokens(x, cu_num_tokens, num_tokens, replace_from, replace_to):
     return torch.full([num_tokens], float("nan"))
 
@@ -110,7 +120,10 @@ def vllm(monkeypatch):
         },
         "vllm.v1.request": {"Request": fresh(Request)},
         "vllm.sampling_params": {"SamplingParams": fresh(SamplingParams)},
-        "vllm.v1.worker.gpu_model_runner": {"build_logitsprocs": build_logitsprocs},
+        "vllm.v1.worker.gpu_model_runner": {
+            "build_logitsprocs": build_logitsprocs,
+            "GPUModelRunner": fresh(GPUModelRunner),
+        },
         "vllm.v1.sample.logits_processor": {
             "LogitsProcessors": fresh(LogitsProcessors),
             "BUILTIN_LOGITS_PROCESSORS": [lambda *arguments: "min_p", lambda *arguments: "bias"],
@@ -158,6 +171,16 @@ def test_a_request_has_a_longest_draft_of_its_own(vllm):
     embedding = make("b", [1], None)
     embedding.spec_token_ids = [7]
     assert embedding.spec_token_ids == [7]
+
+
+def test_a_step_that_nobody_wants_a_draft_in_does_without(vllm):
+    per_request.register()
+    make = vllm["vllm.v1.worker.gpu_model_runner"].GPUModelRunner
+    decode, prefill = SimpleNamespace(max_query_len=1), SimpleNamespace(max_query_len=9)
+    assert not make(0, 0)._input_fits_in_drafter(decode)
+    assert make(0, None)._input_fits_in_drafter(decode)
+    assert make(0, 0)._input_fits_in_drafter(prefill)
+    assert make(0)._input_fits_in_drafter(None)
 
 
 def test_only_requests_that_are_drafted_for_are_refused(vllm):

@@ -1,7 +1,8 @@
 """What vLLM lacks for one request among others: a plug-in that loads in every process of vLLM.
 
 - A longest draft of its own, 0 for none: `extra_args={"num_draft_tokens": k}` of vLLM's
-  SamplingParams. vLLM has one length for all requests.
+  SamplingParams. vLLM has one length for all requests. A decoding step in which nobody wants a
+  draft does not pay for one.
 - `min_p` and `logit_bias` for requests that are not drafted for. vLLM refuses them wherever the
   engine speculates at all.
 - Temperatures above 2, which vLLM computes well but does not let in.
@@ -51,7 +52,12 @@ _EXPAND = Seam(
     "expand_batch_to_tokens",
     ("x", "cu_num_tokens", "num_tokens", "replace_from", "replace_to"),
 )
-SEAMS = (_REQUEST, _VALIDATE, _VERIFY, _BUILD_PROCESSORS, _PROCESSORS, _UPDATE, _EXPAND)
+_FITS = Seam(
+    "vllm.v1.worker.gpu_model_runner",
+    "GPUModelRunner._input_fits_in_drafter",
+    ("self", "common_attn_metadata"),
+)
+SEAMS = (_FITS, _REQUEST, _VALIDATE, _VERIFY, _BUILD_PROCESSORS, _PROCESSORS, _UPDATE, _EXPAND)
 
 
 def register() -> None:
@@ -61,6 +67,7 @@ def register() -> None:
         logger.error("vLLM's requests stay as vLLM has them: %s.", "; ".join(wrong))
         return
     _REQUEST.find().spec_token_ids = _LimitedDraft()
+    _FITS.replace(_only_where_wanted)
     _VALIDATE.replace(_refuse_only_with_drafts)
     _VERIFY.replace(_with_any_temperature)
     _BUILD_PROCESSORS.replace(_with_all_processors)
@@ -84,6 +91,20 @@ class _LimitedDraft:
     def __set__(self, request: Any, tokens: list[int]) -> None:
         limit = draft_limit(getattr(request, "sampling_params", None))
         request.__dict__["spec_token_ids"] = tokens if limit is None else tokens[:limit]
+
+
+def _only_where_wanted(original: Callable[..., bool]) -> Callable[..., bool]:
+    """Prompts are fed to the draft all the same: others may share their KV."""
+
+    @wraps(original)
+    def fits(runner: Any, common_attn_metadata: Any) -> bool:
+        if common_attn_metadata is not None and common_attn_metadata.max_query_len == 1:
+            running = (runner.requests[name] for name in runner.input_batch.req_ids)
+            if all(draft_limit(request.sampling_params) == 0 for request in running):
+                return False
+        return original(runner, common_attn_metadata)
+
+    return fits
 
 
 def _refuse_only_with_drafts(original: Callable[..., None]) -> Callable[..., None]:
