@@ -8,6 +8,7 @@ import typer
 
 from .corpus import read_corpus
 from .draft import Recipe, distil
+from .heads import train_heads
 from .models import load_model, load_tokenizer
 from .prompts import cut_prompts
 from .repetitive import repetitive_prompts
@@ -56,6 +57,14 @@ def draft_command(
     """Distil a draft from rollout files."""
     recipe = Recipe(layers, minutes * 60, corpus_share, temperature)
     distil(target, read_rollouts(rollouts), out, recipe, seed, start)
+
+
+@app.command("heads")
+def heads_command(
+    target: Target, out: Out, rollouts: list[Path], minutes: float = 90.0, seed: int = 0
+) -> None:
+    """Train Medusa, EAGLE-3, MTP and MLP speculator on rollout files."""
+    train_heads(target, read_rollouts(rollouts), out, minutes * 60, seed)
 
 
 @app.command("report")

@@ -7,8 +7,10 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LlamaForCausalLM
+
+from .tokenizer import VOCABULARY_SIZE
 
 
 class Plan(NamedTuple):
@@ -39,7 +41,7 @@ def learning_rate_scale(fraction: float, warmup: float) -> float:
 
 
 def train(
-    model: LlamaForCausalLM,
+    model: nn.Module,
     loss_at: Callable[[float], Tensor],
     plan: Plan,
     on_checkpoint: Callable[[State], None],
@@ -81,7 +83,7 @@ def next_token_loss(model: LlamaForCausalLM, rows: Tensor) -> Tensor:
 
 
 def _step(
-    model: LlamaForCausalLM,
+    model: nn.Module,
     optimizers: list[torch.optim.Optimizer],
     loss_at: Callable[[float], Tensor],
     fraction: float,
@@ -96,14 +98,15 @@ def _step(
     return loss.item()
 
 
-def _optimizers(model: LlamaForCausalLM, plan: Plan) -> list[torch.optim.Optimizer]:
-    """Muon for the layers' matrices, AdamW for the embedding and the norms' gains.
+def _optimizers(model: nn.Module, plan: Plan) -> list[torch.optim.Optimizer]:
+    """Muon for matrices, AdamW for what has a row a token and for the norms' gains.
 
     Steps are dear on two cores, and Muon gets more out of each: README.md has the comparison.
     """
-    matrices = [p for name, p in model.named_parameters() if p.dim() == 2 and ".layers." in name]
+    trained = [p for p in model.parameters() if p.requires_grad]
+    matrices = [p for p in trained if p.dim() == 2 and VOCABULARY_SIZE not in p.shape]
     taken = {id(p) for p in matrices}
-    others = [p for p in model.parameters() if id(p) not in taken]
+    others = [p for p in trained if id(p) not in taken]
     muon = torch.optim.Muon(
         matrices, lr=plan.muon_rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"
     )
