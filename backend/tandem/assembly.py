@@ -22,6 +22,7 @@ from tandem.drafting.heads.mtp import Mtp
 from tandem.drafting.heads.target import target_tables
 from tandem.drafting.ngram import NgramProposer
 from tandem.drafting.steps import Guesser
+from tandem.drafting.suffix import SuffixProposer
 from tandem.drafting.tree import TreeProposer
 from tandem.errors import CheckpointError, ConfigError
 from tandem.kv_cache import BlockManager, cpu_kv_memory
@@ -178,6 +179,8 @@ def choose_proposer(config: EngineConfig, guesser: Guesser | None, sampler: Samp
         return TreeProposer(guesser, sampler, tree if isinstance(tree, int) else 1, shape)
     if config.method == "ngram":
         return NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
+    if config.method == "suffix":
+        return SuffixProposer(config)
     return NoProposer()
 
 

@@ -17,7 +17,7 @@ from tandem.validation import no_bool, sentences
 Count = Annotated[int, BeforeValidator(no_bool)]
 PATH_KEYS = ("model", "draft_model", "vllm_python")
 HEADS = ("medusa", "eagle", "eagle3", "mtp", "mlp_speculator")  # they read hidden states
-NATIVE_METHODS = ("draft_model", "ngram", *HEADS, "none")
+NATIVE_METHODS = ("draft_model", "ngram", "suffix", *HEADS, "none")
 # Methods that guess from a checkpoint of their own.
 WITH_DRAFT = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator")
 
@@ -127,6 +127,18 @@ class EngineConfig(BaseModel):
     the tree's shape, as in Medusa's choices. None: a chain."""
     prompt_lookup_min: Annotated[Count, Field(ge=1)] = 2
     prompt_lookup_max: Annotated[Count, Field(ge=1, le=32)] = 5
+    suffix_decoding_max_tree_depth: Annotated[Count, Field(ge=2, le=256)] = 24
+    """Tokens of the match and of the guess behind it together."""
+    suffix_decoding_max_cached_requests: Annotated[Count, Field(ge=0)] = 10_000
+    """Past answers that are remembered; 0: none."""
+    suffix_decoding_max_spec_factor: Annotated[
+        float, BeforeValidator(no_bool), Field(gt=0, le=16)
+    ] = 1.0
+    """Tokens guessed for each token matched, at most."""
+    suffix_decoding_min_token_prob: Annotated[
+        float, BeforeValidator(no_bool), Field(ge=0, le=1)
+    ] = 0.1
+    """How often a token must have followed to be guessed."""
     speculative_disable_by_batch_size: Annotated[Count, Field(ge=1)] | None = None
     """No drafting in a step with at least this many running requests."""
     acceptance_method: Literal["rejection", "coupled"] = "rejection"

@@ -43,6 +43,10 @@ BAD = {
     "speculative_tree": [0, 33, "x", "[", "[1]", [[]], [[0, 0]], [[-1]], [[0], [0, 32]], True, 1.5],
     "prompt_lookup_min": COUNT,
     "prompt_lookup_max": [33, *COUNT],
+    "suffix_decoding_max_tree_depth": [1, *COUNT],
+    "suffix_decoding_max_cached_requests": [-1, 1.5, None, *NUMBER_WORDS],
+    "suffix_decoding_max_spec_factor": [0, -1, 17, None, *NUMBER_WORDS],
+    "suffix_decoding_min_token_prob": [-0.1, 1.1, None, *NUMBER_WORDS],
     "speculative_disable_by_batch_size": OPTIONAL_COUNT,
     "acceptance_method": ["always", None, True],
     "log_level": ["loud", None, 3],
@@ -168,7 +172,6 @@ def test_bad_strings_are_refused_by_name():
     [
         {"vllm_engine_args": '{"max_num_seqs": 8}'},
         {"vllm_python": "/usr/bin/python3"},
-        {"speculative_method": "suffix"},
     ],
     ids=str,
 )

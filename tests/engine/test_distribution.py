@@ -36,7 +36,7 @@ CASES = {
     },
 }
 METHODS = ["good draft", "bad draft", "ngram", "eagle3 tree"]
-OTHERS = ["good draft tree", "eagle3"]
+OTHERS = ["good draft tree", "eagle3", "suffix", "suffix tree"]
 OTHERS += [f"{head}{tree}" for head in HEADS for tree in ("", " tree") if head != "eagle3"]
 TREE = {"speculative_tree": 2}
 
@@ -60,8 +60,8 @@ def sample(models, method, params, **parameters):
     else:
         name = method.removesuffix(" tree")
         parameters |= TREE if method != name else {}
-        parameters |= {"draft_model": models[name]}
-        parameters |= {"speculative_method": name} if name in HEADS else {}
+        parameters |= {"draft_model": models.get(name)}
+        parameters |= {"speculative_method": name} if name in (*HEADS, "suffix") else {}
     config = EngineConfig(
         model=models["target"],
         num_speculative_tokens=3,

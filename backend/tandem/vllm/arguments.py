@@ -25,6 +25,7 @@ _SAME = (
 )
 # Those that vLLM chooses better than our defaults do, unless somebody has set them.
 _IF_SET = ("block_size", "gpu_memory_utilization")
+_SUFFIX = tuple(key for key in EngineConfig.model_fields if key.startswith("suffix_decoding_"))
 _LOG_LEVELS = {"debug": "DEBUG", "info": "WARNING", "warning": "WARNING", "error": "ERROR"}
 _LARGEST_SEED = (1 << 63) - 1
 
@@ -65,6 +66,8 @@ def _speculative(config: EngineConfig) -> dict[str, Any] | None:
     if config.method == "ngram":
         values["prompt_lookup_min"] = config.prompt_lookup_min
         values["prompt_lookup_max"] = config.prompt_lookup_max
+    if config.method == "suffix":
+        values |= {key: getattr(config, key) for key in _SUFFIX}
     if config.draft_model is not None:
         values["model"] = str(config.draft_model)
     if config.method == "draft_model":

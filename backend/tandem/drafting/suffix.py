@@ -1,0 +1,72 @@
+"""Suffix decoding (Oliaro et al. 2024, arXiv 2411.04975), by its authors' library.
+
+Suffix trees over each request's own text and over the answers of past requests say what followed
+where a text ended like this, how often, and so how far to guess: the longer the match, the longer
+the draft. Past answers leave in the order in which they came.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+from arctic_inference.suffix_decoding import SuffixDecodingCache
+
+from tandem.config import EngineConfig
+from tandem.drafting import Draft, Proposer, Verdict
+from tandem.request import Request
+from tandem.scheduler import Decode
+
+
+class SuffixProposer(Proposer):
+    """Deterministic proposals, chains or trees, from what was written before."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.as_tree = config.speculative_tree is not None
+        self.depth = config.suffix_decoding_max_tree_depth
+        self.factor = config.suffix_decoding_max_spec_factor
+        self.least = config.suffix_decoding_min_token_prob
+        self.cache = SuffixDecodingCache(self.depth, config.suffix_decoding_max_cached_requests)
+        self._known: weakref.WeakKeyDictionary[Request, int] = weakref.WeakKeyDictionary()
+        """Tokens of each running request that the trees hold."""
+        self._next_key = 0
+        self._keys: weakref.WeakKeyDictionary[Request, int] = weakref.WeakKeyDictionary()
+
+    def propose(self, decodes: Sequence[Decode]) -> Draft:
+        tokens: list[list[int]] = []
+        parents: list[list[int]] = []
+        for request, lookahead in decodes:
+            self._learn(request, request.tokens)
+            own, origins = self._guess(request, lookahead) if lookahead else ([], [])
+            tokens.append(own)
+            parents.append([origin + 1 for origin in origins])
+        return Draft(tokens, parents if self.as_tree else None)
+
+    def observe(self, request: Request, drafted: int, verdict: Verdict) -> None:
+        """The last tokens of an answer are learnt here: nothing is proposed behind them."""
+        self._learn(request, [*request.tokens, *verdict.tokens])
+
+    def _guess(self, request: Request, lookahead: int) -> tuple[list[int], list[int]]:
+        draft = self.cache.speculate(
+            self._keys[request],
+            request.tokens[-self.depth :],
+            max_spec_tokens=lookahead,
+            max_spec_factor=self.factor,
+            min_token_prob=self.least,
+            use_tree_spec=self.as_tree,
+        )
+        return list(draft.token_ids), list(draft.parents)
+
+    def _learn(self, request: Request, tokens: Sequence[int]) -> None:
+        """Shows the trees what is new; a request that ends is forgotten, its answer is not."""
+        if request not in self._known:
+            key = self._next_key
+            self._next_key += 1
+            self._keys[request] = key
+            self._known[request] = request.num_prompt
+            self.cache.start_request(key, list(request.tokens[: request.num_prompt]))
+            weakref.finalize(request, self.cache.stop_request, key)
+        new = tokens[self._known[request] :]
+        if new:
+            self.cache.add_active_response(self._keys[request], list(new))
+            self._known[request] = len(tokens)
