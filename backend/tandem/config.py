@@ -141,8 +141,9 @@ class EngineConfig(BaseModel):
     """How often a token must have followed to be guessed."""
     speculative_disable_by_batch_size: Annotated[Count, Field(ge=1)] | None = None
     """No drafting in a step with at least this many running requests."""
-    acceptance_method: Literal["rejection", "coupled"] = "rejection"
-    """`coupled` for requests without a seed too; requests with a seed are always coupled."""
+    acceptance_method: Literal["rejection", "block", "coupled"] = "rejection"
+    """`block`: chains are judged as a whole. `coupled`: keyed noise for requests without a seed too;
+    those with one always have it."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     def __init__(self, /, **parameters: Any) -> None:
@@ -200,9 +201,10 @@ class EngineConfig(BaseModel):
                 "draft_devices is set but engine is vllm, whose draft runs on the target's "
                 "devices: leave it empty."
             )
-        if self.acceptance_method == "coupled":
+        if self.acceptance_method != "rejection":
             raise ConfigError(
-                "acceptance_method is coupled but engine is vllm: set it to rejection."
+                f"acceptance_method is {self.acceptance_method} but engine is vllm: set it to "
+                "rejection."
             )
         t, d = self.tensor_parallel_size, self.draft_tensor_parallel_size
         if self.method != "draft_model" and d != t and self.draft_model is not None:

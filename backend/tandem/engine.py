@@ -52,6 +52,7 @@ class Engine:
         self.scheduler = parts.scheduler
         self.proposer = parts.proposer
         self.sampler = parts.sampler
+        self.as_blocks = config.acceptance_method == "block"
         self.shares_processor = self.target.device.type == "cpu"
         self._streams: dict[str, OutputStream] = {}
         self._unread: dict[str, RequestOutput | None] = {}
@@ -122,7 +123,7 @@ class Engine:
         logits, features = self.target.forward_tapped(
             batch.tokens, batch.queries, batch.rows, self.proposer.taps
         )
-        verdicts = verify(logits, batch.requests, batch.draft, self.sampler)
+        verdicts = verify(logits, batch.requests, batch.draft, self.sampler, self.as_blocks)
         outputs = self._commit(plan, batch, logits, verdicts)
         if features is not None:
             self.proposer.absorb(computed_rows(plan, batch, verdicts), features)

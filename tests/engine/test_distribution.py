@@ -4,6 +4,7 @@ import pytest
 
 from tandem import Engine, EngineConfig, SamplingParams
 from tandem.verification.sampler import Sampler
+from tandem.verification.verify import _block_weights as fair_weights
 from tests.engine.checkpoints import make_checkpoint, perturb_checkpoint
 from tests.engine.heads import METHODS as HEADS
 from tests.engine.heads import make_head
@@ -96,6 +97,38 @@ def test_coupled_draws_follow_it_too(method, models):
     expected = enumerate_sequences(models["target"], PROMPT, params, LENGTH)
     outputs = sample(models, method, params, acceptance_method="coupled")
     assert chi_square_p(outputs, expected, LENGTH) > REFUSE_BELOW
+
+
+@pytest.mark.parametrize("method", ["good draft", "bad draft", "eagle"])
+@pytest.mark.parametrize("case", ["temperature 1", "top_p", "all"])
+def test_judging_blocks_follows_it_too(case, method, models):
+    params = SamplingParams(max_tokens=2 * LENGTH, **CASES[case])
+    expected = enumerate_sequences(models["target"], PROMPT, params, LENGTH)
+    outputs = sample(models, method, params, acceptance_method="block")
+    assert chi_square_p(outputs, expected, LENGTH) > REFUSE_BELOW
+
+
+def test_judging_blocks_keeps_more(models):
+    params = SamplingParams(max_tokens=32)
+    kept = {}
+    for rule in ("rejection", "block"):
+        outputs = sample(models, "bad draft", params, acceptance_method=rule)
+        stats = [output.stats for output in outputs]
+        kept[rule] = sum(s.accepted for s in stats) / sum(s.rounds for s in stats)
+    assert kept["block"] > 1.01 * kept["rejection"]
+
+
+def test_a_bent_block_rule_is_found_out(models, monkeypatch):
+    monkeypatch.setattr("tandem.verification.verify._block_weights", generous_weights)
+    params = SamplingParams(max_tokens=2 * LENGTH)
+    expected = enumerate_sequences(models["target"], PROMPT, params, LENGTH)
+    outputs = sample(models, "bad draft", params, acceptance_method="block")
+    assert chi_square_p(outputs, expected, LENGTH) < REFUSE_BELOW
+
+
+def generous_weights(ratios, lengths):
+    """As if the target liked every drafted token half as much again."""
+    return fair_weights([1.5 * ratio for ratio in ratios], lengths)
 
 
 @pytest.mark.parametrize("case", ["temperature 1", "top_k", "repetition_penalty"])

@@ -155,11 +155,14 @@ class Eagle3(nn.Module):
     def step(
         self, hidden: Tensor, embedded: Tensor, earlier: list[tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, Tensor]:
-        """Logits and the next hidden state."""
+        """What logits are made from, and the next hidden state."""
         layer = self.midlayer
         both = torch.cat([layer.input_layernorm(embedded), layer.hidden_norm(hidden)], -1)
         x = layer.finish(hidden, both, earlier)
-        return self.lm_head(self.norm(x)), x
+        return x, x
+
+    def logits(self, output: Tensor) -> Tensor:
+        return self.lm_head(self.norm(output))
 
 
 class Mtp(nn.Module):
@@ -178,14 +181,17 @@ class Mtp(nn.Module):
     def step(
         self, hidden: Tensor, embedded: Tensor, earlier: list[tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, Tensor]:
-        """Logits and the next hidden state."""
+        """What logits are made from, and the next hidden state."""
         layer = self.layer
         if not earlier:  # the first position's embedding is left out
             embedded = torch.cat([torch.zeros_like(embedded[:, :1]), embedded[:, 1:]], 1)
         both = torch.cat([layer.hidden_layernorm(hidden), layer.token_layernorm(embedded)], -1)
         x = self.input_proj(both)
         x = layer.final_layernorm(layer.finish(x, layer.input_layernorm(x), earlier))
-        return F.linear(x, self.head), x
+        return x, x
+
+    def logits(self, output: Tensor) -> Tensor:
+        return F.linear(output, self.head)
 
 
 class MedusaHead(nn.Module):
@@ -266,35 +272,46 @@ class Heads(nn.Module):
             length = batch.tokens.shape[1] - 2 - step
             # Index i stands for position i + step; it reads token i + step + 1.
             inputs = embedded[:, step + 1 : step + 1 + length]
-            logits, hidden = head.step(hidden[:, :length], inputs, earlier)
-            losses.append(teacher_loss(logits, batch, step + 1))
+            output, hidden = head.step(hidden[:, :length], inputs, earlier)
+            logits = head.logits(output[:, first_taught(step) :])
+            losses.append(teacher_loss(logits, batch, step))
         return _weighted(losses)
 
     def _parallel(self, hidden: Tensor, batch: Rollouts) -> Tensor:
         losses: list[Tensor] = []
         for step, head in enumerate(self.medusa):
             length = batch.tokens.shape[1] - 2 - step
-            losses.append(teacher_loss(head(hidden[:, :length]), batch, step + 1))
+            taught = hidden[:, first_taught(step) : length]
+            losses.append(teacher_loss(head(taught), batch, step))
         return _weighted(losses)
 
     def _recurrent(self, states: Sequence[Tensor], batch: Rollouts) -> Tensor:
-        state, losses = self.mlp.begin(states), list[Tensor]()
+        first = first_taught(STEPS - 1)
+        state, losses = self.mlp.begin(states)[:, first:], list[Tensor]()
         for step in range(STEPS):
-            length = batch.tokens.shape[1] - 2 - step
-            tokens = batch.tokens[:, step + 1 : step + 1 + length]
+            length = batch.tokens.shape[1] - 2 - step - first
+            tokens = batch.tokens[:, first + step + 1 : first + step + 1 + length]
             logits, state = self.mlp.step(state[:, :length], tokens, step)
-            losses.append(teacher_loss(logits, batch, step + 1))
+            losses.append(teacher_loss(logits[:, first_taught(step) - first :], batch, step))
         return _weighted(losses)
 
 
-def teacher_loss(logits: Tensor, batch: Rollouts, offset: int) -> Tensor:
-    """Cross-entropy to the target's sharpened likeliest tokens; logits [rows, n, V] at index i are
-    compared with what the target thought at position i + offset, in its own text alone."""
-    end = offset + logits.shape[1]
-    start = max(PROMPT_TOKENS - 1 - offset, 0)
-    chosen = batch.top_ids[:, offset + start : end].long()
-    teacher = F.softmax(batch.top_logits[:, offset + start : end].float() / TEMPERATURE, -1)
-    own = logits[:, start:].float()
+def first_taught(step: int) -> int:
+    """The first index whose guess at a step is of the target's own text, not of the prompt."""
+    return PROMPT_TOKENS - 2 - step
+
+
+def teacher_loss(logits: Tensor, batch: Rollouts, step: int) -> Tensor:
+    """Cross-entropy to the target's sharpened likeliest tokens.
+
+    logits [rows, n, V] are those of the indices from first_taught(step) on; index i guesses what
+    follows position i + step + 1.
+    """
+    start = first_taught(step) + step + 1
+    end = start + logits.shape[1]
+    chosen = batch.top_ids[:, start:end].long()
+    teacher = F.softmax(batch.top_logits[:, start:end].float() / TEMPERATURE, -1)
+    own = logits.float()
     return (own.logsumexp(-1) - (teacher * own.gather(-1, chosen)).sum(-1)).mean()
 
 

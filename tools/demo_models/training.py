@@ -88,7 +88,8 @@ def _step(
     loss_at: Callable[[float], Tensor],
     fraction: float,
 ) -> float:
-    with torch.autocast("cpu", torch.bfloat16):
+    # Processors without bf16 arithmetic emulate it, many times slower than fp32.
+    with torch.autocast("cpu", torch.bfloat16, torch.ops.mkldnn._is_mkldnn_bf16_supported()):
         loss = loss_at(fraction)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

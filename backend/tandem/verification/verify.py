@@ -1,6 +1,6 @@
 """Lossless verification of a batch of drafts.
 
-Two rules, chosen per request:
+Three rules, chosen per request:
 
 * match: the target draws its own token at every node; the draft is followed while it contains
   what was drawn. Exact for any draft fixed by the context, so for deterministic proposals, for
@@ -8,11 +8,15 @@ Two rules, chosen per request:
 * rejection (Leviathan et al. 2023, Chen et al. 2023): a token x drawn from q is kept with
   probability min(1, p(x) / q(x)); the first one that is not is replaced by a draw from
   max(0, p - q), normalised; after the last one the next token is drawn from p.
+* block (Sun et al. 2024, arXiv 2403.10444): as rejection, but a chain is judged as a whole, so that
+  a token the target likes makes up for one before it that it likes less. Never fewer tokens in
+  expectation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,9 +37,16 @@ def node_rows(request: Request, tokens: Sequence[int], parents: Sequence[int] | 
 
 
 def verify(
-    logits: Tensor, requests: Sequence[Request], draft: Draft, sampler: Sampler
+    logits: Tensor,
+    requests: Sequence[Request],
+    draft: Draft,
+    sampler: Sampler,
+    as_blocks: bool = False,
 ) -> list[Verdict]:
-    """Judges B drafts by the target's logits [sum of 1 + N_b, V], request after request."""
+    """Judges B drafts by the target's logits [sum of 1 + N_b, V], request after request.
+
+    as_blocks: the third rule takes the second one's place.
+    """
     if not requests:  # the step ran prefill chunks alone
         return []
     per_request = [
@@ -47,7 +58,8 @@ def verify(
     rejecting = [draft.q is not None and by_rejection(request) for request in requests]
     kept: list[bool] = []
     if any(rejecting):
-        scored, kept = _reject(scored, draft, rejecting, sampler)
+        judge = _judge_blocks if as_blocks else _reject
+        scored, kept = judge(scored, draft, rejecting, sampler)
     drawn: list[int] = sampler.draw_scored(scored, rows).tolist()
     verdicts: list[Verdict] = []
     first = 0
@@ -89,6 +101,29 @@ def _reject(
     Returns scores in which a rejected place holds the log of max(0, p - q), and for each row
     whether the token drafted there is kept (False where nothing was).
     """
+    rows, p, q, px, qx = _drafted_places(scored, draft, rejecting)
+    kept = torch.zeros(scored.shape[0], dtype=torch.bool, device=scored.device)
+    if len(rows):
+        kept[rows] = sampler.uniform(len(rows)) * qx < px
+        scored = scored.index_copy(0, rows, residual(p, q).log_())
+    return scored, kept.tolist()
+
+
+class _Places(NamedTuple):
+    """The P drafted tokens of all chains that are judged by p and q."""
+
+    rows: Tensor
+    """[P] the row of scores that predicts each."""
+    p: Tensor
+    """[P, V]"""
+    q: Tensor
+    """[P, V]"""
+    px: Tensor
+    """[P] of the drafted token."""
+    qx: Tensor
+
+
+def _drafted_places(scored: Tensor, draft: Draft, rejecting: Sequence[bool]) -> _Places:
     assert draft.q is not None
     places: list[tuple[int, int, int, int]] = []  # row, request, step, token
     row = 0
@@ -96,20 +131,74 @@ def _reject(
         if rejecting[b]:
             places += [(row + i, b, i, token) for i, token in enumerate(tokens)]
         row += len(tokens) + 1
+    flat = torch.tensor(places, dtype=torch.int64, device=scored.device).view(-1, 4)
+    rows, owners, steps, tokens_at = flat.unbind(1)
+    p, q = scored[rows].softmax(-1), draft.q[owners, steps]
+    px, qx = (x.gather(1, tokens_at[:, None])[:, 0] for x in (p, q))
+    return _Places(rows, p, q, px, qx)
+
+
+def _judge_blocks(
+    scored: Tensor, draft: Draft, rejecting: Sequence[bool], sampler: Sampler
+) -> tuple[Tensor, list[bool]]:
+    """As `_reject`, under rule three.
+
+    With w_0 = 1 and w_i = min(1, w_(i-1) p(x_i) / q(x_i)), the first i tokens are kept for the
+    largest i whose own draw falls below h_i: w_i at the chain's end, and before it S / (S + 1 -
+    w_i), where S is the sum of max(0, w_i p - q) over the next token, which then is drawn from it.
+    """
+    rows, p, q, px, qx = _drafted_places(scored, draft, rejecting)
     kept = torch.zeros(scored.shape[0], dtype=torch.bool, device=scored.device)
-    if places:
-        rows, owners, steps, tokens_at = torch.tensor(places, device=scored.device).unbind(1)
-        p = scored[rows].softmax(-1)
-        q = draft.q[owners, steps]
-        px = p.gather(1, tokens_at[:, None])[:, 0]
-        qx = q.gather(1, tokens_at[:, None])[:, 0]
-        kept[rows] = sampler.uniform(len(places)) * qx < px
-        scored = scored.index_copy(0, rows, residual(p, q).log_())
-    return scored, kept.tolist()
+    if not len(rows):
+        return scored, kept.tolist()
+    lengths = [
+        len(tokens) for tokens, judged in zip(draft.tokens, rejecting, strict=True) if judged
+    ]
+    weights = _block_weights((px / qx).tolist(), lengths)
+    before = torch.tensor([w for chain in weights for w in chain[:-1]], device=p.device)
+    left = (before[:, None] * p - q).clamp_min_(0)
+    sums, draws = left.sum(-1).tolist(), sampler.uniform(len(rows)).tolist()
+    first = 0
+    for length, chain in zip(lengths, weights, strict=True):
+        end = first + length
+        count = _block_length(chain, sums[first:end], draws[first:end])
+        kept[rows[first : first + count]] = True
+        first = end
+    return scored.index_copy(0, rows, _or_else(left, p).log_()), kept.tolist()
+
+
+def _block_weights(ratios: Sequence[float], lengths: Sequence[int]) -> list[list[float]]:
+    """w_0 to w_length of each chain."""
+    weights: list[list[float]] = []
+    first = 0
+    for length in lengths:
+        chain = [1.0]
+        for ratio in ratios[first : first + length]:
+            chain.append(min(1.0, chain[-1] * ratio))
+        weights.append(chain)
+        first += length
+    return weights
+
+
+def _block_length(weights: Sequence[float], sums: Sequence[float], draws: Sequence[float]) -> int:
+    """How many tokens of one chain are kept. sums: S behind each of its beginnings."""
+    length = len(draws)
+    for count in range(length, 0, -1):
+        if count == length:
+            chance = weights[count]
+        else:
+            rest = sums[count] + 1 - weights[count]
+            chance = sums[count] / rest if rest > 0 else 0.0
+        if draws[count - 1] < chance:
+            return count
+    return 0
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
     """max(0, p - q) [R, V], what a rejected token is replaced from (not normalised)."""
-    left = (p - q).clamp_min_(0)
-    # Rounding can leave nothing although a token was rejected: then p and q are the same.
+    return _or_else((p - q).clamp_min_(0), p)
+
+
+def _or_else(left: Tensor, p: Tensor) -> Tensor:
+    """Rounding can leave nothing although a token was rejected: then p and q are the same."""
     return torch.where(left.amax(-1, keepdim=True) > 0, left, p)
