@@ -142,8 +142,8 @@ class EngineConfig(BaseModel):
     speculative_disable_by_batch_size: Annotated[Count, Field(ge=1)] | None = None
     """No drafting in a step with at least this many running requests."""
     acceptance_method: Literal["rejection", "block", "coupled"] = "rejection"
-    """`block`: chains are judged as a whole. `coupled`: keyed noise for requests without a seed too;
-    those with one always have it."""
+    """`block`: chains are judged as a whole. `coupled`: keyed noise for requests without a seed,
+    as those with one always have it."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     def __init__(self, /, **parameters: Any) -> None:
