@@ -2,16 +2,26 @@
 
 import math
 import random
+import re
 
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 
 from tandem import SamplingParams
 from tandem.drafting.heads.checkpoint import read_head
+from tandem.errors import CheckpointError
 from tests.engine.heads import HEADS, HIDDEN, KV_HEADS, LAYER_IDS, METHODS, VOCAB, make_head
 from tests.engine.references import hf_greedy, hf_model
 
+DAMAGED = {
+    "eagle": "fc.weight",
+    "eagle3": "midlayer.self_attn.k_proj.weight",
+    "mtp": "model.mtp_layers.0.final_layernorm.weight",
+    "medusa": "1.0.linear.weight",
+    "mlp_speculator": "speculator.proj.1.weight",
+}
 LENGTH = 40
 WITHOUT_KV = ("medusa", "mlp_speculator")
 SHAPE = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
@@ -214,3 +224,72 @@ def test_guesses_are_those_of_the_formula(engine, heads, target, prompts, expect
                 torch.testing.assert_close(logits, wanted, atol=1e-3, rtol=1e-3)
                 checked += 1
     assert checked > 40
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("damage", ["missing", "misshapen"])
+def test_a_damaged_head_is_refused_by_the_tensors_name(engine, tmp_path, method, damage):
+    folder = make_head(tmp_path / method, method)
+    head = read_head(folder)
+    name = DAMAGED[method]
+    tensors = dict(head.tensors.items())
+    if damage == "missing":
+        del tensors[name]
+    else:
+        tensors[name] = torch.zeros(3, 5)
+    write(folder, method, tensors)
+    with pytest.raises(CheckpointError, match=re.escape(name)):
+        engine(speculative_method=method, draft_model=folder)
+
+
+def write(folder, method, tensors):
+    if method == "medusa":
+        torch.save(tensors, folder / "medusa_lm_head.pt")
+    else:
+        save_file(tensors, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("tree", ["chain", "dynamic"])
+@pytest.mark.parametrize("method", [m for m in METHODS if m not in WITHOUT_KV])
+def test_kv_after_rollbacks_and_cached_prefixes_is_that_of_a_fresh_pass(
+    engine, heads, prompts, method, tree
+):
+    """Texts that share beginnings of several blocks and go on differently, in any order."""
+    shared = prompts[0][:1] * 3 + list(range(20))
+    drafting = {"speculative_method": method, "draft_model": heads[method], **TREES[tree]}
+    one = engine(**drafting, block_size=4, num_speculative_tokens=5)
+    params = [SamplingParams(seed=seed, max_tokens=30) for seed in range(4)]
+    for size in (23, 16, 12, 22):
+        one.generate([shared[:size]] * 4, params)
+    one.add_request(shared[:19], SamplingParams(seed=9, max_tokens=30))
+    for _ in range(12):
+        one.step()
+    (request,) = one.scheduler.running
+    length = len(request.tokens) - 1
+    found = rows(one, request.blocks, length)
+    fresh = engine(**drafting, block_size=4, enable_prefix_caching=False)
+    fresh.add_request(request.tokens, SamplingParams(temperature=0, max_tokens=5))
+    fresh.step()
+    (other,) = fresh.scheduler.running
+    torch.testing.assert_close(found, rows(fresh, other.blocks, length), atol=1e-5, rtol=1e-4)
+
+
+def rows(one, blocks, length):
+    """[length, width] of a request's KV in the head's cache."""
+    slots = [block * 4 + offset for block in blocks for offset in range(4)][:length]
+    return one.proposer.guesser.cache.data[0, slots].clone()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_target_of_two_ranks_has_a_head_too(engine, heads, prompts, expected, method):
+    one = engine(speculative_method=method, draft_model=heads[method], tensor_parallel_size=2)
+    outputs = one.generate(prompts, SamplingParams(temperature=0, max_tokens=LENGTH))
+    assert [output.token_ids for output in outputs] == expected
+    assert sum(output.stats.drafted for output in outputs)
+
+
+def test_layers_that_the_target_lacks_are_refused(engine, tmp_path):
+    ids = {"eagle_aux_hidden_state_layer_ids": [0, 7]}
+    folder = make_head(tmp_path / "head", "eagle3", eagle_config=ids)
+    with pytest.raises(CheckpointError, match=r"reads the layers \[0, 7\], but the target has 2"):
+        engine(speculative_method="eagle3", draft_model=folder)

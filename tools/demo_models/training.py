@@ -32,6 +32,8 @@ class State(NamedTuple):
 
 
 START = State(0, 0.0, 0.0)
+# Processors without bf16 arithmetic emulate it, many times slower than fp32.
+HAS_BF16: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def learning_rate_scale(fraction: float, warmup: float) -> float:
@@ -88,8 +90,7 @@ def _step(
     loss_at: Callable[[float], Tensor],
     fraction: float,
 ) -> float:
-    # Processors without bf16 arithmetic emulate it, many times slower than fp32.
-    with torch.autocast("cpu", torch.bfloat16, torch.ops.mkldnn._is_mkldnn_bf16_supported()):
+    with torch.autocast("cpu", torch.bfloat16, enabled=HAS_BF16):
         loss = loss_at(fraction)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -105,6 +106,8 @@ def _optimizers(model: nn.Module, plan: Plan) -> list[torch.optim.Optimizer]:
     Steps are dear on two cores, and Muon gets more out of each: README.md has the comparison.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
+    if not HAS_BF16:  # Muon computes in bf16: seven times the time of all the rest of a step
+        return [torch.optim.AdamW(trained, lr=plan.adamw_rate / 3, betas=(0.9, 0.95), fused=True)]
     matrices = [p for p in trained if p.dim() == 2 and VOCABULARY_SIZE not in p.shape]
     taken = {id(p) for p in matrices}
     others = [p for p in trained if id(p) not in taken]
