@@ -51,9 +51,8 @@ class BlockManager:
         enable_prefix_caching: bool,
         reads_ahead: bool = False,
     ) -> None:
-        """reads_ahead: some KV depends on the token behind it too, so that a block's last slot is
-        another's in a text that goes on differently: of a cached prefix the last block, which
-        vouches for that token, is then not used."""
+        """reads_ahead: some KV depends on the token behind it too, so a block's content includes the
+        first token of the next one."""
         self.block_size = block_size
         self.reads_ahead = reads_ahead
         self.num_blocks = num_blocks
@@ -75,10 +74,7 @@ class BlockManager:
         """
         if not self.prefix_caching:
             return 0
-        hits = self._cached_prefix(request)
-        if self.reads_ahead:
-            hits = hits[:-1]
-        for hit in hits:
+        for hit in self._cached_prefix(request):
             self._use(hit.block)
             request.blocks.append(hit.block)
             request.block_keys.append(hit.key)
@@ -116,19 +112,20 @@ class BlockManager:
         """Makes the request's newly filled blocks findable as a prefix for others."""
         if not self.prefix_caching:
             return
-        full = request.computed // self.block_size
+        known = min(request.computed, len(request.tokens) - self.reads_ahead)
+        full = known // self.block_size
         if len(request.block_keys) == full:
             return
         while len(request.block_keys) < full:
             index = len(request.block_keys)
             parent = request.block_keys[-1] if index else ROOT_KEY
             content = (parent, self._tokens_of(request, index))
-            known = self._index.get(content)
-            if known is None:
-                known = CachedBlock(request.blocks[index], next(self._keys))
-                self._index[content] = known
-                self._content[known.block] = content
-            request.block_keys.append(known.key)
+            cached = self._index.get(content)
+            if cached is None:
+                cached = CachedBlock(request.blocks[index], next(self._keys))
+                self._index[content] = cached
+                self._content[cached.block] = content
+            request.block_keys.append(cached.key)
         self._mark_drafted(request)
 
     def release(self, request: Request) -> None:
@@ -151,7 +148,8 @@ class BlockManager:
                 self._drafted.add(block)
 
     def _tokens_of(self, request: Request, index: int) -> tuple[int, ...]:
-        return tuple(request.tokens[index * self.block_size : (index + 1) * self.block_size])
+        end = (index + 1) * self.block_size + self.reads_ahead
+        return tuple(request.tokens[index * self.block_size : end])
 
     # -- blocks --------------------------------------------------------------------------------
 
