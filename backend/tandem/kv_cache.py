@@ -51,7 +51,7 @@ class BlockManager:
         enable_prefix_caching: bool,
         reads_ahead: bool = False,
     ) -> None:
-        """reads_ahead: some KV depends on the token behind it too, so that a block's content includes
+        """reads_ahead: some KV depends on the token behind it too, so a block's content includes
         the first token of the next one."""
         self.block_size = block_size
         self.reads_ahead = reads_ahead
