@@ -20,6 +20,7 @@ from tandem.drafting.heads.medusa import Medusa
 from tandem.drafting.heads.mlp_speculator import MlpSpeculator
 from tandem.drafting.heads.mtp import Mtp
 from tandem.drafting.heads.target import target_tables
+from tandem.drafting.mixture import Method, MixtureProposer
 from tandem.drafting.ngram import NgramProposer
 from tandem.drafting.steps import Guesser
 from tandem.drafting.suffix import SuffixProposer
@@ -171,17 +172,26 @@ def _make_head(
 
 def choose_proposer(config: EngineConfig, guesser: Guesser | None, sampler: Sampler) -> Proposer:
     """The proposer of `speculative_method`."""
-    if guesser is not None and config.speculative_tree is None:
-        return ChainProposer(guesser, sampler)
-    if guesser is not None:
-        tree = config.speculative_tree
-        shape = tree if isinstance(tree, list) else None
-        return TreeProposer(guesser, sampler, tree if isinstance(tree, int) else 1, shape)
-    if config.method == "ngram":
-        return NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
-    if config.method == "suffix":
-        return SuffixProposer(config)
-    return NoProposer()
+    made = [_make_method(config, name, guesser, sampler) for name in config.methods]
+    return made[0].proposer if len(made) == 1 else MixtureProposer(made)
+
+
+def _make_method(
+    config: EngineConfig, name: str, guesser: Guesser | None, sampler: Sampler
+) -> Method:
+    if name == "ngram":
+        lookup = NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
+        return Method(name, lookup, is_lookup=True)
+    if name == "suffix":
+        return Method(name, SuffixProposer(config), is_lookup=True)
+    if guesser is None:
+        return Method(name, NoProposer(), is_lookup=True)
+    tree = config.speculative_tree
+    if tree is None:
+        return Method(name, ChainProposer(guesser, sampler), is_lookup=False)
+    shape = tree if isinstance(tree, list) else None
+    top_k = tree if isinstance(tree, int) else 1
+    return Method(name, TreeProposer(guesser, sampler, top_k, shape), is_lookup=False)
 
 
 def choose_dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:

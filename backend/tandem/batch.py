@@ -43,7 +43,10 @@ def target_batch(plan: StepPlan, draft: Draft) -> TargetBatch:
             batch.requests.append(request)
     undrafted: list[list[int]] = [[] for _ in batch.requests[len(plan.decodes) :]]
     parents_of_all = draft.parents and draft.parents + undrafted
-    whole = draft._replace(tokens=draft.tokens + undrafted, parents=parents_of_all)
+    drawn_of_all = draft.drawn and draft.drawn + [False] * len(undrafted)
+    whole = draft._replace(
+        tokens=draft.tokens + undrafted, parents=parents_of_all, drawn=drawn_of_all
+    )
     return batch._replace(draft=whole)
 
 

@@ -17,9 +17,8 @@ from tandem.validation import no_bool, sentences
 Count = Annotated[int, BeforeValidator(no_bool)]
 PATH_KEYS = ("model", "draft_model", "vllm_python")
 HEADS = ("medusa", "eagle", "eagle3", "mtp", "mlp_speculator")  # they read hidden states
-NATIVE_METHODS = ("draft_model", "ngram", "suffix", *HEADS, "none")
-# Methods that guess from a checkpoint of their own.
-WITH_DRAFT = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator")
+LOOKUPS = ("ngram", "suffix")  # they read the text alone
+METHODS = ("draft_model", *HEADS, *LOOKUPS, "none")
 
 
 def _as_object(value: Any) -> Any:
@@ -30,6 +29,18 @@ def _as_object(value: Any) -> Any:
         return json.loads(value)
     except ValueError:
         raise ValueError('Input should be a JSON object such as {"max_num_seqs": 8}') from None
+
+
+def _as_methods(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    names = [name.strip() for name in value.split(",")]
+    if not set(names) <= set(METHODS):
+        raise ValueError(f"Input should be one of {', '.join(METHODS)}, or several by commas")
+    models = [name for name in names if name not in LOOKUPS]
+    if len(set(names)) < len(names) or len(models) > 1 or (models == ["none"] and len(names) > 1):
+        raise ValueError("Input should name each lookup once and at most one other method")
+    return ",".join(names)
 
 
 def _as_tree(value: Any) -> Any:
@@ -105,21 +116,9 @@ class EngineConfig(BaseModel):
     """Tokens a KV block holds."""
     enable_prefix_caching: bool = True
 
-    speculative_method: (
-        Literal[
-            "draft_model",
-            "ngram",
-            "suffix",
-            "medusa",
-            "eagle",
-            "eagle3",
-            "mtp",
-            "mlp_speculator",
-            "none",
-        ]
-        | None
-    ) = None
-    """None: draft_model where a draft is given, else none."""
+    speculative_method: Annotated[str | None, BeforeValidator(_as_methods)] = None
+    """One method, or several by commas: lookups and at most one that guesses with a model. None:
+    draft_model where a draft is given, else none."""
     num_speculative_tokens: Annotated[Count, Field(ge=1, le=64)] = 4
     """Most tokens drafted in a round; the nodes of a tree."""
     speculative_tree: Annotated[int | list[list[int]] | None, BeforeValidator(_as_tree)] = None
@@ -168,7 +167,7 @@ class EngineConfig(BaseModel):
                 f"max_num_seqs is {self.max_num_seqs} but max_num_batched_tokens is "
                 f"{self.max_num_batched_tokens}: a step needs room for a token of every request."
             )
-        if self.method in WITH_DRAFT and self.draft_model is None:
+        if self.method not in ("mtp", "none", *LOOKUPS) and self.draft_model is None:
             raise ConfigError(
                 f"speculative_method is {self.method} but draft_model is not set: "
                 "name the folder of a draft checkpoint, or choose ngram or none."
@@ -183,17 +182,17 @@ class EngineConfig(BaseModel):
                 f"speculative_method is {self.method}, whose draft runs beside the target's first "
                 "rank: set draft_tensor_parallel_size to 1 and leave draft_devices empty."
             )
-        if self.speculative_tree is not None and self.method in ("ngram", "none"):
+        if self.speculative_tree is not None and set(self.methods) <= {"ngram", "none"}:
             raise ConfigError(
                 f"speculative_tree is set but speculative_method is {self.method}: leave it empty."
             )
-        if self.method not in NATIVE_METHODS:
-            raise ConfigError(
-                f"speculative_method is {self.method}, which the engine native does not have: "
-                f"choose one of {', '.join(NATIVE_METHODS)}, or set engine to vllm."
-            )
 
     def _check_vllm(self) -> None:
+        if len(self.methods) > 1:
+            raise ConfigError(
+                f"speculative_method is {self.speculative_method} but engine is vllm, which has "
+                "one method at a time: choose one."
+            )
         if self.speculative_tree is not None:
             raise ConfigError("speculative_tree is set but engine is vllm, which has chains alone.")
         if self.draft_devices is not None:
@@ -219,11 +218,16 @@ class EngineConfig(BaseModel):
             )
 
     @property
-    def method(self) -> str:
-        """The method of speculation in force."""
+    def methods(self) -> tuple[str, ...]:
+        """All methods of speculation in force."""
         if self.speculative_method is not None:
-            return self.speculative_method
-        return "none" if self.draft_model is None else "draft_model"
+            return tuple(self.speculative_method.split(","))
+        return ("none",) if self.draft_model is None else ("draft_model",)
+
+    @property
+    def method(self) -> str:
+        """The method in force; of several the one that guesses with a model, if there is one."""
+        return next((name for name in self.methods if name not in LOOKUPS), self.methods[0])
 
     @property
     def lookahead(self) -> int:

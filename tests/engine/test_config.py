@@ -38,7 +38,7 @@ BAD = {
     "gpu_memory_utilization": [0, -0.5, 1.01, None, *NUMBER_WORDS],
     "block_size": [257, *COUNT],
     "enable_prefix_caching": FLAG,
-    "speculative_method": ["guess", "", 3],
+    "speculative_method": ["guess", "", 3, "ngram,", "ngram,none", "eagle,mtp", "suffix,suffix"],
     "num_speculative_tokens": [65, *COUNT],
     "speculative_tree": [0, 33, "x", "[", "[1]", [[]], [[0, 0]], [[-1]], [[0], [0, 32]], True, 1.5],
     "prompt_lookup_min": COUNT,
@@ -104,6 +104,8 @@ def test_contradictions_name_both_values(values, names):
         ({"draft_model": "d"}, "draft_model", 4),
         ({"draft_model": "d", "speculative_method": "none"}, "none", 0),
         ({"speculative_method": "ngram", "num_speculative_tokens": 7}, "ngram", 7),
+        ({"speculative_method": "suffix, mtp"}, "mtp", 4),
+        ({"speculative_method": "suffix,ngram"}, "suffix", 4),
     ],
 )
 def test_the_method_follows_from_what_is_given(values, method, lookahead):
@@ -185,6 +187,9 @@ def test_what_only_the_vllm_engine_does_is_refused_by_name(values):
     [
         {"draft_devices": "cpu"},
         {"acceptance_method": "coupled"},
+        {"acceptance_method": "block"},
+        {"speculative_method": "ngram,draft_model"},
+        {"speculative_tree": 2},
         {"draft_tensor_parallel_size": 2},
         {"draft_tensor_parallel_size": 1, "tensor_parallel_size": 2, "speculative_method": "eagle"},
     ],

@@ -37,7 +37,7 @@ CASES = {
     },
 }
 METHODS = ["good draft", "bad draft", "ngram", "eagle3 tree"]
-OTHERS = ["good draft tree", "eagle3", "suffix", "suffix tree"]
+OTHERS = ["good draft tree", "eagle3", "suffix", "suffix tree", "ngram,suffix,good draft"]
 OTHERS += [f"{head}{tree}" for head in HEADS for tree in ("", " tree") if head != "eagle3"]
 TREE = {"speculative_tree": 2}
 
@@ -56,7 +56,10 @@ def models(tmp_path_factory):
 
 def sample(models, method, params, **parameters):
     """SAMPLES completions; six tokens each, so that whole drafts lie within the first three."""
-    if method == "ngram":
+    if "," in method:
+        parameters |= {"speculative_method": "ngram,suffix,draft_model", "prompt_lookup_min": 1}
+        parameters |= {"draft_model": models["good draft"]}
+    elif method == "ngram":
         parameters |= {"speculative_method": "ngram", "prompt_lookup_min": 1}
     else:
         name = method.removesuffix(" tree")

@@ -24,6 +24,8 @@ class Draft(NamedTuple):
     q: Tensor | None = None
     """[B, N, V] distributions the tokens were drawn from, for requests that are verified by
     rejection; None: the proposals are deterministic."""
+    drawn: list[bool] | None = None
+    """[B] whose tokens were drawn from q, where q is given; None: all."""
 
 
 class Verdict(NamedTuple):

@@ -55,7 +55,11 @@ def verify(
     ]
     rows = [row for group in per_request for row in group]
     scored = scores(logits, rows)
-    rejecting = [draft.q is not None and by_rejection(request) for request in requests]
+    drawn_from_q = draft.drawn or [draft.q is not None] * len(requests)
+    rejecting = [
+        from_q and by_rejection(request)
+        for from_q, request in zip(drawn_from_q, requests, strict=True)
+    ]
     kept: list[bool] = []
     if any(rejecting):
         judge = _judge_blocks if as_blocks else _reject

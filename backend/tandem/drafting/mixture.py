@@ -1,0 +1,167 @@
+"""Several methods side by side: for each request and step the one that should gain most proposes.
+
+Lookups (n-gram, suffix) guess from the text alone, and cost next to nothing: they are asked first.
+Where what they found should bring more tokens in the time of a round than the method that guesses
+with a model, their draft is taken, and the model does not run for that request.
+
+What is expected of a method comes from how its earlier drafts fared for this request, and its time
+from earlier rounds: nothing that is drawn in this round decides whether it is drafted or verified.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+
+from tandem.drafting import Computed, Draft, Proposer, Verdict
+from tandem.request import Request
+from tandem.scheduler import Decode
+
+MEMORY = 0.8  # of a moving average
+PRIOR = 0.6  # share of drafted tokens that is expected to be kept before anything is known
+
+
+class Method(NamedTuple):
+    """One of the mixture."""
+
+    name: str
+    proposer: Proposer
+    is_lookup: bool
+
+
+class _Record:
+    """How a method has fared for one request."""
+
+    def __init__(self) -> None:
+        self.kept = PRIOR
+        """Share of its drafted tokens that were kept."""
+        self.tokens: float | None = None
+        """Tokens of a draft that were kept."""
+
+    def update(self, drafted: int, accepted: int) -> None:
+        self.kept = _averaged(self.kept, accepted / drafted)
+        self.tokens = accepted if self.tokens is None else _averaged(self.tokens, accepted)
+
+
+def _averaged(old: float, new: float) -> float:
+    return MEMORY * old + (1 - MEMORY) * new
+
+
+class MixtureProposer(Proposer):
+    """Asks lookups first, then the one method that guesses with a model, if there is one."""
+
+    def __init__(
+        self, methods: Sequence[Method], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._clock = clock
+        self.lookups = [method for method in methods if method.is_lookup]
+        self.guessing = next((method for method in methods if not method.is_lookup), None)
+        self.taps = self.guessing.proposer.taps if self.guessing else None
+        self.draft_share = 0.3
+        """Time of a model's draft, relative to the rest of a round."""
+        self._records: WeakKeyDictionary[Request, dict[str, _Record]] = WeakKeyDictionary()
+        self._chosen: WeakKeyDictionary[Request, str] = WeakKeyDictionary()
+        self._drafting_s = 0.0
+        self._proposed_at = 0.0
+
+    def propose(self, decodes: Sequence[Decode]) -> Draft:
+        drafts = [_Part([], None) for _ in decodes]
+        left = [place for place, decode in enumerate(decodes) if decode.lookahead]
+        for method in self.lookups:
+            found = method.proposer.propose([decodes[place] for place in left])
+            for index, place in enumerate(left):
+                self._consider(drafts, place, decodes[place], method, _part(found, index))
+        q = self._guess(decodes, drafts, left)
+        self._proposed_at = self._clock()
+        return _joined(drafts, q)
+
+    def _consider(
+        self, drafts: list[_Part], place: int, decode: Decode, method: Method, part: _Part
+    ) -> None:
+        """The better of two lookups by the tokens they should bring."""
+        best = drafts[place]
+        if self._expected(decode.request, method.name, part) > self._expected(
+            decode.request, self._chosen.get(decode.request, ""), best
+        ):
+            drafts[place] = part
+            self._chosen[decode.request] = method.name
+
+    def _guess(
+        self, decodes: Sequence[Decode], drafts: list[_Part], left: Sequence[int]
+    ) -> Tensor | None:
+        """Has the model draft for the requests that it should gain more for."""
+        if self.guessing is None:
+            return None
+        mine = [place for place in left if self._prefers_model(decodes[place], drafts[place])]
+        began = self._clock()
+        own = [
+            decode if place in mine else decode._replace(lookahead=0)
+            for place, decode in enumerate(decodes)
+        ]
+        found = self.guessing.proposer.propose(own)
+        self._drafting_s = self._clock() - began if mine else 0.0
+        for place in mine:
+            drafts[place] = _part(found, place)._replace(drawn=found.q is not None)
+            self._chosen[decodes[place].request] = self.guessing.name
+        return found.q
+
+    def _prefers_model(self, decode: Decode, lookup: _Part) -> bool:
+        assert self.guessing is not None
+        record = self._record(decode.request, self.guessing.name)
+        tokens = PRIOR * decode.lookahead if record.tokens is None else record.tokens
+        model = (1 + min(tokens, decode.lookahead)) / (1 + self.draft_share)
+        return model >= 1 + self._expected(
+            decode.request, self._chosen.get(decode.request, ""), lookup
+        )
+
+    def _expected(self, request: Request, name: str, part: _Part) -> float:
+        """Tokens of a draft that should be kept."""
+        return self._record(request, name).kept * len(part.tokens) if part.tokens else 0.0
+
+    def _record(self, request: Request, name: str) -> _Record:
+        return self._records.setdefault(request, {}).setdefault(name, _Record())
+
+    def observe(self, request: Request, drafted: int, verdict: Verdict) -> None:
+        if self._drafting_s:
+            share = self._drafting_s / max(self._clock() - self._proposed_at, 1e-6)
+            self.draft_share = _averaged(self.draft_share, share)
+            self._drafting_s = 0.0
+        chosen = self._chosen.get(request, "")
+        if drafted:
+            self._record(request, chosen).update(drafted, len(verdict.path))
+        for method in [*self.lookups, *([self.guessing] if self.guessing else [])]:
+            own = drafted if method.name == chosen else 0
+            method.proposer.observe(request, own, verdict)
+
+    def absorb(self, computed: Sequence[Computed], features: Tensor) -> None:
+        if self.guessing is not None:
+            self.guessing.proposer.absorb(computed, features)
+
+
+class _Part(NamedTuple):
+    """One request's draft."""
+
+    tokens: list[int]
+    parents: list[int] | None
+    drawn: bool = False
+
+
+def _part(draft: Draft, index: int) -> _Part:
+    return _Part(draft.tokens[index], draft.parents[index] if draft.parents else None)
+
+
+def _joined(parts: Sequence[_Part], q: Tensor | None) -> Draft:
+    trees = any(part.parents is not None for part in parts)
+    parents = [
+        list(range(len(part.tokens))) if part.parents is None else part.parents for part in parts
+    ]
+    return Draft(
+        [part.tokens for part in parts],
+        parents if trees else None,
+        q,
+        [part.drawn for part in parts] if q is not None else None,
+    )
