@@ -4,68 +4,82 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 HIDDEN, VOCAB, INNER, HEADS, KV_HEADS = 48, 96, 80, 4, 2
+
+
+class Shape(NamedTuple):
+    """Of the target, which the head's layer has too."""
+
+    hidden: int = HIDDEN
+    vocab: int = VOCAB
+    inner: int = INNER
+    heads: int = HEADS
+    kv_heads: int = KV_HEADS
+
+
+TINY = Shape()
+DEMO = Shape(512, 4096, 1408, 8, 4)
 LAYER_IDS = [0, 1]
 METHODS = ("eagle", "eagle3", "mtp", "medusa", "mlp_speculator")
 
 
-def attention(prefix: str, width: int = HIDDEN, bias: bool = False) -> dict[str, list[int]]:
+def attention(prefix: str, of: Shape, width: int, bias: bool = False) -> dict[str, list[int]]:
     """Names and shapes of q, k, v, o and the MLP."""
-    size = HIDDEN // HEADS
+    size = of.hidden // of.heads
     shapes = {
-        f"{prefix}.self_attn.q_proj.weight": [HEADS * size, width],
-        f"{prefix}.self_attn.k_proj.weight": [KV_HEADS * size, width],
-        f"{prefix}.self_attn.v_proj.weight": [KV_HEADS * size, width],
-        f"{prefix}.self_attn.o_proj.weight": [HIDDEN, HEADS * size],
-        f"{prefix}.mlp.gate_proj.weight": [INNER, HIDDEN],
-        f"{prefix}.mlp.up_proj.weight": [INNER, HIDDEN],
-        f"{prefix}.mlp.down_proj.weight": [HIDDEN, INNER],
-        f"{prefix}.post_attention_layernorm.weight": [HIDDEN],
+        f"{prefix}.self_attn.q_proj.weight": [of.heads * size, width],
+        f"{prefix}.self_attn.k_proj.weight": [of.kv_heads * size, width],
+        f"{prefix}.self_attn.v_proj.weight": [of.kv_heads * size, width],
+        f"{prefix}.self_attn.o_proj.weight": [of.hidden, of.heads * size],
+        f"{prefix}.mlp.gate_proj.weight": [of.inner, of.hidden],
+        f"{prefix}.mlp.up_proj.weight": [of.inner, of.hidden],
+        f"{prefix}.mlp.down_proj.weight": [of.hidden, of.inner],
+        f"{prefix}.post_attention_layernorm.weight": [of.hidden],
     }
     if bias:
-        for name, rows in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
+        for name, rows in (("q", of.heads), ("k", of.kv_heads), ("v", of.kv_heads)):
             shapes[f"{prefix}.self_attn.{name}_proj.bias"] = [rows * size]
     return shapes
 
 
-def _config(vocab: int, **own: Any) -> dict[str, Any]:
+def _config(of: Shape, **own: Any) -> dict[str, Any]:
     return {
-        "hidden_size": HIDDEN,
-        "intermediate_size": INNER,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
+        "hidden_size": of.hidden,
+        "intermediate_size": of.inner,
+        "num_attention_heads": of.heads,
+        "num_key_value_heads": of.kv_heads,
         "rms_norm_eps": 1e-6,
-        "vocab_size": vocab,
+        "vocab_size": of.vocab,
     } | own
 
 
-def layout(method: str, vocab: int) -> tuple[dict[str, Any], dict[str, list[int]]]:
+def layout(method: str, of: Shape) -> tuple[dict[str, Any], dict[str, list[int]]]:
     """config.json and the tensors' shapes."""
-    own_vocab = draft_vocab(vocab)
+    hidden, vocab, own_vocab = of.hidden, of.vocab, draft_vocab(of.vocab)
     if method == "eagle":
-        shapes = attention("layers.0") | {
-            "fc.weight": [HIDDEN, 2 * HIDDEN],
-            "fc.bias": [HIDDEN],
-            "embed_tokens.weight": [vocab, HIDDEN],
+        shapes = attention("layers.0", of, hidden) | {
+            "fc.weight": [hidden, 2 * hidden],
+            "fc.bias": [hidden],
+            "embed_tokens.weight": [vocab, hidden],
         }
-        return _config(vocab, architectures=["LlamaForCausalLM"], bias=True), shapes
+        return _config(of, architectures=["LlamaForCausalLM"], bias=True), shapes
     if method == "eagle3":
-        shapes = attention("midlayer", 2 * HIDDEN) | {
-            "fc.weight": [HIDDEN, len(LAYER_IDS) * HIDDEN],
-            "midlayer.hidden_norm.weight": [HIDDEN],
-            "midlayer.input_layernorm.weight": [HIDDEN],
-            "norm.weight": [HIDDEN],
-            "lm_head.weight": [own_vocab, HIDDEN],
+        shapes = attention("midlayer", of, 2 * hidden) | {
+            "fc.weight": [hidden, len(LAYER_IDS) * hidden],
+            "midlayer.hidden_norm.weight": [hidden],
+            "midlayer.input_layernorm.weight": [hidden],
+            "norm.weight": [hidden],
+            "lm_head.weight": [own_vocab, hidden],
         }
         ids = {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": LAYER_IDS}
         config = _config(
-            vocab,
+            of,
             architectures=["LlamaForCausalLMEagle3"],
             draft_vocab_size=own_vocab,
             eagle_config=ids,
@@ -74,27 +88,29 @@ def layout(method: str, vocab: int) -> tuple[dict[str, Any], dict[str, list[int]
     if method == "mtp":
         prefix = "model.mtp_layers.0"
         norms = ("token_layernorm", "hidden_layernorm", "input_layernorm", "final_layernorm")
-        shapes = attention(prefix, bias=True) | {f"{prefix}.{n}.weight": [HIDDEN] for n in norms}
-        shapes[f"{prefix}.input_proj.weight"] = [HIDDEN, 2 * HIDDEN]
-        return _config(vocab, architectures=["MiMoForCausalLM"], num_nextn_predict_layers=1), shapes
+        shapes = attention(prefix, of, hidden, bias=True) | {
+            f"{prefix}.{n}.weight": [hidden] for n in norms
+        }
+        shapes[f"{prefix}.input_proj.weight"] = [hidden, 2 * hidden]
+        return _config(of, architectures=["MiMoForCausalLM"], num_nextn_predict_layers=1), shapes
     if method == "medusa":
         shapes = {}
         for head in range(3):
-            shapes[f"{head}.0.linear.weight"] = [HIDDEN, HIDDEN]
-            shapes[f"{head}.0.linear.bias"] = [HIDDEN]
-            shapes[f"{head}.1.weight"] = [vocab, HIDDEN]
+            shapes[f"{head}.0.linear.weight"] = [hidden, hidden]
+            shapes[f"{head}.0.linear.bias"] = [hidden]
+            shapes[f"{head}.1.weight"] = [vocab, hidden]
         return {"medusa_num_heads": 5, "medusa_num_layers": 1}, shapes
     shapes = {}
     for stage in range(3):
         shapes[f"speculator.emb.{stage}.weight"] = [vocab, 32]
-        shapes[f"speculator.proj.{stage}.weight"] = [32, HIDDEN if stage == 0 else 32]
+        shapes[f"speculator.proj.{stage}.weight"] = [32, hidden if stage == 0 else 32]
         shapes[f"speculator.head.{stage}.weight"] = [vocab, 32]
         shapes[f"speculator.ln.{stage}.weight"] = [32]
         shapes[f"speculator.ln.{stage}.bias"] = [32]
     config = {
         "model_type": "mlp_speculator",
-        "vocab_size": vocab,
-        "emb_dim": HIDDEN,
+        "vocab_size": of.vocab,
+        "emb_dim": hidden,
         "inner_dim": 32,
         "n_predict": 3,
         "tie_weights": False,
@@ -109,15 +125,16 @@ def draft_vocab(vocab: int) -> int:
 
 
 def make_head(
-    folder: Path, method: str, seed: int = 5, vocab: int = VOCAB, **overrides: Any
+    folder: Path, method: str, seed: int = 5, shape: Shape = TINY, **overrides: Any
 ) -> Path:
     """Writes a random head; Medusa's as a pickled file, as its authors do. Returns the folder."""
-    config, shapes = layout(method, vocab)
+    config, shapes = layout(method, shape)
+    vocab = shape.vocab
     torch.manual_seed(seed)
     tensors: dict[str, Tensor] = {}
-    for name, shape in shapes.items():
+    for name, size in shapes.items():
         norm = "norm" in name or ".ln." in name
-        tensors[name] = torch.randn(shape) * 0.2 + (norm and name.endswith("weight"))
+        tensors[name] = torch.randn(size) * 0.2 + (norm and name.endswith("weight"))
     if method == "eagle3":
         chosen = torch.randperm(vocab)[: draft_vocab(vocab)].sort().values
         tensors["d2t"] = chosen - torch.arange(len(chosen))
