@@ -11,6 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from .training import HAS_BF16
+
+DTYPE = torch.bfloat16 if HAS_BF16 else torch.float32
 TOP = 16  # likeliest tokens kept a position: they hold nearly all of the target's probability
 
 
@@ -27,19 +30,19 @@ class Rollouts(NamedTuple):
 
 
 class BatchDecoder:
-    """A Llama over rows of equal length, in bf16, with one preallocated cache."""
+    """A Llama over rows of equal length, in DTYPE, with one preallocated cache."""
 
     def __init__(self, model: LlamaForCausalLM, rows: int, capacity: int) -> None:
         config = model.config
-        self.weights = {name: p.detach().to(torch.bfloat16) for name, p in model.named_parameters()}
+        self.weights = {name: p.detach().to(DTYPE) for name, p in model.named_parameters()}
         self.layers, self.head_dim = config.num_hidden_layers, config.head_dim
         self.epsilon, self.length = config.rms_norm_eps, 0
         shape = (self.layers, 2, rows, config.num_key_value_heads, capacity, self.head_dim)
-        self.cache = torch.zeros(shape, dtype=torch.bfloat16)
+        self.cache = torch.zeros(shape, dtype=DTYPE)
         theta = config.rope_parameters["rope_theta"]
         rates = theta ** -(torch.arange(0, self.head_dim, 2) / self.head_dim)
         angles = torch.outer(torch.arange(capacity), rates).repeat(1, 2)
-        self.cos, self.sin = angles.cos().bfloat16(), angles.sin().bfloat16()
+        self.cos, self.sin = angles.cos().to(DTYPE), angles.sin().to(DTYPE)
 
     @torch.no_grad()
     def forward(self, tokens: Tensor) -> Tensor:
