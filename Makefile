@@ -37,8 +37,8 @@ setup-vllm: setup ## make .venv-vllm, or nothing when it is up to date
 
 test-vllm: setup-vllm ## run the tests that need vLLM, and the contract's tests on tandem_vllm
 	@$(BIN)/python -m pytest -m vllm $(ARGS)
-	@$(BIN)/python -m pytest tests/triton --ignore tests/triton/test_tensor_parallel.py \
-		--serve tandem_vllm $(ARGS)
+	@$(BIN)/python -m pytest tests/triton --ignore-glob "*_parallel.py" \
+		--ignore-glob "*test_methods.py" --serve tandem_vllm $(ARGS)
 
 lint: setup ## ruff and mypy
 	@$(BIN)/ruff check .

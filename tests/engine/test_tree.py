@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tandem import Engine, EngineConfig, SamplingParams
-from tandem.attention.plan import Query
+from tandem.attention.plan import Query, plan_layout
 from tandem.drafting import Draft, Proposer
 from tandem.models.config import read_model_config
 from tandem.runners.model_runner import ModelRunner
@@ -103,6 +103,18 @@ def test_a_node_sees_its_ancestors_alone(target):
             at = parents[at]
         expected = hf_logits(target, [*prefix, *path])[-1]
         torch.testing.assert_close(logits[node], expected, atol=1e-4, rtol=0)
+
+
+def test_the_prefix_is_read_once_for_all_nodes():
+    """Batch expansion would read it once for every node."""
+    parents = [-1, *(node // 2 for node in range(15))]
+    tree = Query(range(40), 600, len(parents), parents)
+    layout = plan_layout([tree], 16, 2, torch.float32, torch.device("cpu"))
+    (group,) = layout.groups
+    read = group.kv.stop - group.kv.start
+    assert read == 600 + 16
+    expanded = sum(600 + 1 + int(depth) for depth in layout.positions - 600)
+    assert expanded > 15 * read
 
 
 def test_compacted_kv_equals_kv_from_scratch(target):
