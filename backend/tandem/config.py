@@ -85,7 +85,7 @@ class EngineConfig(BaseModel):
     model: Path
     """Folder of the target checkpoint in Hugging Face layout."""
     draft_model: Path | None = None
-    """Folder of the draft checkpoint, for `speculative_method` draft_model."""
+    """Folder of the draft's or the head's checkpoint, for methods that have one."""
     tensor_parallel_size: Annotated[Count, Field(ge=1)] = 1
     """Ranks of the target."""
     draft_tensor_parallel_size: Annotated[Count, Field(ge=1)] = 1
@@ -170,7 +170,7 @@ class EngineConfig(BaseModel):
         if self.method not in ("mtp", "none", *LOOKUPS) and self.draft_model is None:
             raise ConfigError(
                 f"speculative_method is {self.method} but draft_model is not set: "
-                "name the folder of a draft checkpoint, or choose ngram or none."
+                "name the folder of its checkpoint, or choose ngram, suffix or none."
             )
 
     def _check_native(self) -> None:

@@ -46,7 +46,7 @@ class OutputStream:
     def _commit(self, tokens: Sequence[int]) -> tuple[str, int]:
         """Appends tokens until one ends the request; the text they show and their number."""
         request = self.request
-        step = 1 if request.params.stop else len(tokens)  # which token completes a stop string?
+        step = 1 if request.params.stop else len(tokens) or 1  # which completes a stop string?
         text = ""
         for first in range(0, len(tokens), step):
             taken, hidden = self._take(tokens[first : first + step])

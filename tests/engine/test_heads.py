@@ -79,6 +79,31 @@ def test_a_seed_decides_the_text(engine, heads, prompts, method, tree):
     assert [o.token_ids for o in outputs] == [o.token_ids for o in plain]
 
 
+@pytest.mark.parametrize("tree", TREES)
+def test_a_prompt_longer_than_a_step_is_read_first(engine, good_draft, target, tree):
+    prompt = list(range(90))
+    one = engine(draft_model=good_draft, max_num_batched_tokens=16, max_num_seqs=8, **TREES[tree])
+    (output,) = one.generate([prompt], SamplingParams(temperature=0, max_tokens=LENGTH))
+    assert output.token_ids == hf_greedy(target, [prompt], LENGTH)[0]
+    assert output.stats.drafted
+
+
+def test_a_static_tree_is_drafted_whole(engine, good_draft):
+    """Of a level more nodes lead on than a node has children."""
+    shape = [[0], [1], [0, 0], [0, 1], [1, 0], [1, 1], [0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0]]
+    one = engine(draft_model=good_draft, speculative_tree=shape, num_speculative_tokens=len(shape))
+    (output,) = one.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=60))
+    assert output.stats.drafted >= 8 * output.stats.rounds
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense", b"\x80\x04K\x01."])
+def test_an_unreadable_pickle_is_a_sentence(engine, tmp_path, content):
+    folder = make_head(tmp_path / "head", "medusa")
+    (folder / "medusa_lm_head.pt").write_bytes(content)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        engine(speculative_method="medusa", draft_model=folder)
+
+
 class Reference:
     """What each head guesses behind a text, from the formulas, without a cache."""
 

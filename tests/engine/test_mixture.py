@@ -89,6 +89,14 @@ def test_a_long_lookup_is_taken_and_a_short_one_is_not():
         assert bool(model.asked) == (chosen == 6)
 
 
+def test_a_model_that_failed_at_first_is_tried_again():
+    methods = [Method("ngram", Scripted(0), True), Method("eagle", Scripted(4), False)]
+    mixture = MixtureProposer(methods, clock=lambda: 0.0)
+    request = make_request([1, 2])
+    assert 0 in rounds(mixture, request, lambda length: 0.0, 60)
+    assert rounds(mixture, request, lambda length: 1.0, 80)[-20:] == [4] * 20
+
+
 def test_a_lookup_that_is_mostly_wrong_gives_way():
     methods = [Method("ngram", Scripted(8), True), Method("eagle", Scripted(4), False)]
     mixture = MixtureProposer(methods, clock=lambda: 0.0)

@@ -7,7 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem import SamplingParams
+from tandem.drafting import Verdict
+from tandem.output import OutputStream
 from tandem.tokenizer import Tokenizer
+from tests.engine.builders import make_request
 from tests.engine.texts import byte_fallback, byte_level, eos_of, text_of, tokens_of, write
 
 TEXT = "stop there and stop here"
@@ -153,3 +156,9 @@ def test_the_last_token_of_a_run_is_the_targets_own():
     outputs = write_text("the cat and the dog", [3])
     drafted = [flag for out in outputs[:-1] for flag in out.drafted]
     assert drafted == [True, True, False] * (len(drafted) // 3)
+
+
+def test_a_step_without_tokens_changes_nothing():
+    request = make_request([1, 2], max_tokens=5)
+    output = OutputStream(request, byte_level()).append(Verdict([], []), [])
+    assert (output.text, output.token_ids, output.finished) == ("", [], False)

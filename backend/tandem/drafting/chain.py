@@ -49,6 +49,8 @@ class ChainProposer(Proposer):
         if not asking:
             return Draft(drafts)
         ready, logits = self.guesser.begin([decodes[place] for place in asking])
+        if not ready:
+            return Draft(drafts)
         deepest = self.guesser.max_depth
         chains = [
             _Chain(asking[index], row, decodes[asking[index]], deepest)

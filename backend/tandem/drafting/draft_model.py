@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from tandem.attention.plan import Query
@@ -41,6 +42,8 @@ class DraftModel:
             elif budget > 0:
                 self._feed(decode.request, budget)
             budget -= missing
+        if not ready:
+            return [], torch.empty((0, self.runner.config.vocab_size), device=self.runner.device)
         return ready, self._first_logits([decodes[index].request for index in ready])
 
     def _feed(self, request: Request, length: int) -> None:

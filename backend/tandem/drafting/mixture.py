@@ -22,6 +22,7 @@ from tandem.request import Request
 from tandem.scheduler import Decode
 
 MEMORY = 0.8  # of a moving average
+TRY_AGAIN = 16  # rounds after which a model that was not worth its time is given another chance
 PRIOR = 0.6  # share of drafted tokens that is expected to be kept before anything is known
 
 
@@ -41,10 +42,14 @@ class _Record:
         """Share of its drafted tokens that were kept."""
         self.tokens: float | None = None
         """Tokens of a draft that were kept."""
+        self.passed_over = 0
+        """Rounds since its last draft."""
 
     def update(self, drafted: int, accepted: int) -> None:
+        prior = PRIOR * drafted if self.tokens is None else self.tokens
+        self.tokens = _averaged(prior, accepted)
         self.kept = _averaged(self.kept, accepted / drafted)
-        self.tokens = accepted if self.tokens is None else _averaged(self.tokens, accepted)
+        self.passed_over = 0
 
 
 def _averaged(old: float, new: float) -> float:
@@ -105,7 +110,10 @@ class MixtureProposer(Proposer):
         found = self.guessing.proposer.propose(own)
         self._drafting_s = self._clock() - began if mine else 0.0
         for place in mine:
-            drafts[place] = _part(found, place)._replace(drawn=found.q is not None)
+            part = _part(found, place)._replace(drawn=found.q is not None)
+            if not part.tokens:  # it still reads the text
+                continue
+            drafts[place] = part
             self._chosen[decodes[place].request] = self.guessing.name
         return found.q
 
@@ -114,9 +122,11 @@ class MixtureProposer(Proposer):
         record = self._record(decode.request, self.guessing.name)
         tokens = PRIOR * decode.lookahead if record.tokens is None else record.tokens
         model = (1 + min(tokens, decode.lookahead)) / (1 + self.draft_share)
-        return model >= 1 + self._expected(
-            decode.request, self._chosen.get(decode.request, ""), lookup
-        )
+        chosen = self._chosen.get(decode.request, "")
+        record.passed_over += 1
+        if not lookup.tokens and record.passed_over > TRY_AGAIN:
+            return True
+        return model >= 1 + self._expected(decode.request, chosen, lookup)
 
     def _expected(self, request: Request, name: str, part: _Part) -> float:
         """Tokens of a draft that should be kept."""
@@ -128,7 +138,8 @@ class MixtureProposer(Proposer):
     def observe(self, request: Request, drafted: int, verdict: Verdict) -> None:
         if self._drafting_s:
             share = self._drafting_s / max(self._clock() - self._proposed_at, 1e-6)
-            self.draft_share = _averaged(self.draft_share, share)
+            # A round in which the model also read a prompt says nothing about the others.
+            self.draft_share = _averaged(self.draft_share, min(share, 1.0))
             self._drafting_s = 0.0
         chosen = self._chosen.get(request, "")
         if drafted:

@@ -91,7 +91,7 @@ class TreeProposer(Proposer):
         trees = [_Tree(asking[index], decodes[asking[index]]) for index in ready]
         for row, tree in enumerate(trees):
             tree.rows = [row]
-        growing, level = trees, 1
+        growing, level = trees, 1  # none where the guesser still reads the texts
         while growing:
             self._collect(growing, logits)
             growing, levels = self._choose(growing, level)
@@ -142,13 +142,14 @@ class TreeProposer(Proposer):
         return growing, levels
 
     def _next_frontier(self, tree: _Tree, level: int) -> list[int]:
-        room = min(tree.lookahead - len(tree.fed) - 1, self.top_k)
+        room = tree.lookahead - len(tree.fed) - 1
         if level >= min(self.depth, tree.lookahead) or room <= 0:
             return []
         newest = [i for i, node in enumerate(tree.nodes) if len(node.ranks) == level]
         if self.shape is not None:
             inner = {path[:level] for path in self.shape if len(path) > level}
             return [i for i in newest if tree.nodes[i].ranks in inner][:room]
+        room = min(room, self.top_k)
         best = sorted(newest, key=lambda index: -tree.nodes[index].score)[:room]
         kept = {index for index, _ in _best(tree.nodes, tree.lookahead)}
         return sorted(index for index in best if index in kept)

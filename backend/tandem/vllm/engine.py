@@ -12,6 +12,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from importlib import metadata
 from typing import Any, TypeVar
 
@@ -46,6 +47,7 @@ class VllmEngine:
         check_seams(config)
         self.tokenizer = Tokenizer(config.model)
         self._on_lost: Callable[[str], None] = lambda reason: None
+        self._lost = ""
         self._streams: dict[str, OutputStream] = {}
         self._arrived: queue.SimpleQueue[Sequence[Any]] = queue.SimpleQueue()
         self._loop = asyncio.new_event_loop()
@@ -78,8 +80,14 @@ class VllmEngine:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def _tell(self, work: Coroutine[Any, Any, None]) -> None:
-        """Without waiting: should vLLM be gone, its own watch says so."""
-        asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Without waiting; a message that cannot be sent is the engine's end."""
+
+        def look(done: Future[None]) -> None:
+            error = done.exception()
+            if error is not None:
+                self._lose(error)
+
+        asyncio.run_coroutine_threadsafe(work, self._loop).add_done_callback(look)
 
     # -- in vLLM's thread ----------------------------------------------------------------------
 
@@ -89,8 +97,10 @@ class VllmEngine:
         self._arrived.put(outputs)
         return OutputProcessorOutput(request_outputs=[], reqs_to_abort=[])
 
-    def _lose(self, error: Exception) -> None:
-        self._on_lost(f"vLLM's engine has ended ({type(error).__name__}: {_first_sentence(error)})")
+    def _lose(self, error: BaseException) -> None:
+        name = type(error).__name__
+        self._lost = f"vLLM's engine has ended ({name}: {_first_sentence(error)})"
+        self._on_lost(self._lost)
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -150,6 +160,8 @@ class VllmEngine:
     def watch(self, on_lost: Callable[[str], None]) -> None:
         """`on_lost` is called with the reason, from another thread, should vLLM end."""
         self._on_lost = on_lost
+        if self._lost:
+            on_lost(self._lost)
 
     def wake(self) -> None:
         """Ends a `step` that waits: there is something to do before it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,15 @@ from tandem.errors import CheckpointError
 from tandem.models.config import ModelConfig, read_json
 
 PICKLED = ("pytorch_model.bin", "medusa_lm_head.pt")
+UNREADABLE = (
+    SafetensorError,
+    OSError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    EOFError,
+    pickle.UnpicklingError,
+)
 
 
 class Place(NamedTuple):
@@ -61,7 +71,7 @@ def read_head(folder: Path) -> Head:
             tensors = {}
             for path in (folder / name for name in PICKLED if (folder / name).exists()):
                 tensors |= torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
+    except UNREADABLE as error:
         raise CheckpointError(f"The weights in {folder} cannot be read ({error}).") from None
     if not tensors:
         raise CheckpointError(

@@ -82,7 +82,7 @@ class MlpSpeculator(nn.Module):
     def absorb(self, computed: Sequence[Computed], features: Tensor) -> None:
         """Keeps the hidden state at the end of each text."""
         for one in computed:
-            self._states[one.request] = features[one.rows[-1]]
+            self._states[one.request] = features[one.rows[-1]].clone()
 
     @torch.inference_mode()
     def begin(self, decodes: Sequence[Decode]) -> tuple[list[int], Tensor]:
