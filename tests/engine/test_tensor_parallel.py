@@ -106,7 +106,7 @@ def test_the_number_of_collective_calls(engine, good_draft, monkeypatch, t, d, d
             SharedMemoryGroup, name, lambda *a, real=real, name=name: calls.append(name) or real(*a)
         )
     counted = {}
-    for role, runner in (("target", one.target), ("draft", one.proposer.runner)):
+    for role, runner in (("target", one.target), ("draft", one.proposer.guesser.runner)):
         real = runner.forward
 
         def forward(*args, real=real, role=role):
