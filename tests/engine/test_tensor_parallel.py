@@ -107,15 +107,15 @@ def test_the_number_of_collective_calls(engine, good_draft, monkeypatch, t, d, d
         )
     counted = {}
     for role, runner in (("target", one.target), ("draft", one.proposer.guesser.runner)):
-        real = runner.forward
+        real = runner.forward_tapped
 
         def forward(*args, real=real, role=role):
             before = len(calls)
-            logits = real(*args)
+            answer = real(*args)
             counted.setdefault(role, set()).add(len(calls) - before)
-            return logits
+            return answer
 
-        monkeypatch.setattr(runner, "forward", forward)
+        monkeypatch.setattr(runner, "forward_tapped", forward)
     one.generate([PROMPTS[0]], SamplingParams(max_tokens=12, temperature=0))
     layers = one.target.config.num_layers
     assert counted["target"] == {collectives_a_forward(layers, t)}
