@@ -7,12 +7,19 @@ MODEL ?= tandem
 HTTP_PORT ?= 8000
 GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
-OVERRIDES = $(if $(METHOD),--set speculative_method=$(METHOD))
+COMMA := ,
+# The draft's folder in the model's version has the method's name; of a list, the last one's.
+DRAFT = $(notdir $(wildcard model_repository/$(MODEL)/1/$(lastword $(subst $(COMMA), ,$(METHOD)))))
+OVERRIDES = $(if $(METHOD),--set speculative_method=$(METHOD)) \
+	$(if $(DRAFT),--set draft_model=$(DRAFT)) $(if $(TREE),--set speculative_tree=$(TREE)) \
+	$(if $(TOKENS),--set num_speculative_tokens=$(TOKENS))
 # The vLLM engine's environment, for models that name this engine.
 NEEDS = $(if $(shell grep -s 'key: "engine" value { string_value: "vllm"' \
 	model_repository/$(MODEL)/config.pbtxt),setup-vllm)
-# A method of speculation instead of the model's own, for example: make demo METHOD=ngram
+# Instead of the model's own, for example: make demo METHOD=suffix,eagle3 TREE=4 TOKENS=12
 METHOD ?=
+TREE ?=
+TOKENS ?=
 # Arguments for the demo and for pytest, for example: make test ARGS="-k serving -x"
 ARGS ?=
 

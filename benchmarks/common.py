@@ -41,7 +41,9 @@ class Summary(NamedTuple):
     tokens_per_round: float
 
 
-Contender = Callable[[list[int]], Run]
+Batch = list[list[int]]
+"""Prompts that are generated for at once."""
+Contender = Callable[[Batch], Run]
 
 
 def prompts(kind: str, count: int) -> list[str]:
@@ -51,7 +53,7 @@ def prompts(kind: str, count: int) -> list[str]:
 
 
 def interleave(
-    contenders: dict[str, Contender], inputs: Sequence[list[int]], repeats: int
+    contenders: dict[str, Contender], inputs: Sequence[Batch], repeats: int
 ) -> dict[str, Summary]:
     """Runs every contender on every input, turn by turn, after one unmeasured round."""
     runs: dict[str, list[list[Run]]] = defaultdict(list)
@@ -60,9 +62,9 @@ def interleave(
     for repeat in track(range(repeats), description="measuring", console=Console(stderr=True)):
         for name in contenders:
             runs[name].append([])
-        for tokens in inputs:
+        for batch in inputs:
             for name, contender in contenders.items():
-                runs[name][repeat].append(contender(tokens))
+                runs[name][repeat].append(contender(batch))
     return {name: _summary(rounds) for name, rounds in runs.items()}
 
 

@@ -15,6 +15,7 @@ import typer
 
 from benchmarks.common import (
     MODELS,
+    Batch,
     Contender,
     Run,
     Summary,
@@ -60,7 +61,7 @@ def main(
             f"tandem, n-gram k={k}": _ours(ngram_engine, k, new_tokens) for k in NGRAM_LENGTHS
         }
         for kind in ("heldout", "repetitive"):
-            inputs = [tokenizer.encode(text) for text in prompts(kind, count)]
+            inputs = [[tokenizer.encode(text)] for text in prompts(kind, count)]
             found = interleave(contenders, inputs, repeats)
             _report(kind, found, result)
     save("speculation", result)
@@ -71,9 +72,9 @@ def _ours(engine: Engine, k: int, new_tokens: int) -> Contender:
         temperature=0, max_tokens=new_tokens, ignore_eos=True, num_draft_tokens=k
     )
 
-    def run(tokens: list[int]) -> Run:
+    def run(batch: Batch) -> Run:
         start = time.perf_counter()
-        (output,) = engine.generate([tokens], params)
+        (output,) = engine.generate(batch, params)
         seconds = time.perf_counter() - start
         stats = output.stats
         return Run(len(output.token_ids), seconds, stats.drafted, stats.accepted, stats.rounds)
@@ -87,17 +88,17 @@ def _transformers(new_tokens: int) -> Contender:
     ).eval()
 
     @torch.inference_mode()
-    def run(tokens: list[int]) -> Run:
-        batch = torch.tensor([tokens])
+    def run(batch: Batch) -> Run:
+        tokens = torch.tensor(batch)
         start = time.perf_counter()
         out = model.generate(
-            batch,
-            attention_mask=torch.ones_like(batch),
+            tokens,
+            attention_mask=torch.ones_like(tokens),
             min_new_tokens=new_tokens,
             max_new_tokens=new_tokens,
             do_sample=False,
         )
-        return Run(out.shape[1] - batch.shape[1], time.perf_counter() - start)
+        return Run(out.shape[1] - tokens.shape[1], time.perf_counter() - start)
 
     return run
 

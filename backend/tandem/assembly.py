@@ -15,7 +15,7 @@ from tandem.drafting.draft_model import DraftModel
 from tandem.drafting.heads.checkpoint import Head, read_head
 from tandem.drafting.heads.eagle import Eagle
 from tandem.drafting.heads.eagle3 import Eagle3
-from tandem.drafting.heads.features import FeatureGuesser
+from tandem.drafting.heads.features import FeatureGuesser, ParallelGuesser
 from tandem.drafting.heads.medusa import Medusa
 from tandem.drafting.heads.mlp_speculator import MlpSpeculator
 from tandem.drafting.heads.mtp import Mtp
@@ -25,6 +25,7 @@ from tandem.drafting.ngram import NgramProposer
 from tandem.drafting.steps import Guesser
 from tandem.drafting.suffix import SuffixProposer
 from tandem.drafting.tree import TreeProposer
+from tandem.drafting.vocabulary import Translation, Vocabulary, translate
 from tandem.errors import CheckpointError, ConfigError
 from tandem.kv_cache import BlockManager, cpu_kv_memory
 from tandem.limits import Limits
@@ -69,18 +70,17 @@ def build(config: EngineConfig) -> Parts:
     """Loads the models, sizes the KV pool, wires the rest. Raises `ConfigError` and
     `CheckpointError`."""
     model = read_model_config(config.model)
-    dtype = choose_dtype(config, model)
     max_model_len = choose_max_model_len(config, model)
     draft_model = read_draft_config(config, model) if config.method == "draft_model" else None
     tokenizer = Tokenizer(config.model)
-    if draft_model is not None:
-        check_same_vocabulary(config, tokenizer)
+    translation = choose_translation(config, model, draft_model, tokenizer)
     check_ranks(config, model, draft_model)
     placement = place(config)
+    dtype = choose_dtype(config, model, placement)
     world = enter(config, placement)
     try:
         runners = load_models(config, model, draft_model, dtype, placement, world)
-        guesser = load_guesser(config, model, runners, dtype)
+        guesser = load_guesser(config, model, runners, dtype, translation)
         caches = [*runners, *([guesser] if isinstance(guesser, FeatureGuesser) else [])]
         num_blocks = size_pool(config, caches, placement, max_model_len)
         for cache in caches:
@@ -141,11 +141,15 @@ def load_models(
 
 
 def load_guesser(
-    config: EngineConfig, model: ModelConfig, runners: Sequence[Runner], dtype: torch.dtype
+    config: EngineConfig,
+    model: ModelConfig,
+    runners: Sequence[Runner],
+    dtype: torch.dtype,
+    translation: Translation | None,
 ) -> Guesser | None:
     """The model that guesses, where the method has one."""
     if config.method == "draft_model":
-        return DraftModel(runners[-1], config.max_num_batched_tokens)
+        return DraftModel(runners[-1], config.max_num_batched_tokens, translation)
     if config.method not in HEADS:
         return None
     head = read_head(config.draft_model or config.model)
@@ -156,6 +160,8 @@ def load_guesser(
         pack_linears(made, dtype)
     if isinstance(made, Medusa | MlpSpeculator):
         return made
+    if isinstance(made, Eagle3) and made.mask is not None:
+        return ParallelGuesser(made, made.mask, dtype, device)
     return FeatureGuesser(made, dtype, device)
 
 
@@ -194,7 +200,7 @@ def _make_method(
     return Method(name, TreeProposer(guesser, sampler, top_k, shape), is_lookup=False)
 
 
-def choose_dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:
+def choose_dtype(config: EngineConfig, model: ModelConfig, placement: Placement) -> torch.dtype:
     """The number format of weights, activations and KV."""
     name = model.dtype if config.dtype == "auto" else config.dtype
     if name not in DTYPES:
@@ -202,7 +208,18 @@ def choose_dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:
             f"{config.model} is stored as {name}, which the native engine does not run: set dtype "
             f"to one of {', '.join(DTYPES)}."
         )
+    if config.dtype == "auto" and placement.devices[0].type == "cpu" and not computes_in(name):
+        return torch.float32
     return DTYPES[name]
+
+
+def computes_in(dtype: str) -> bool:
+    """Whether this processor has arithmetic of its own for the format, or emulates it slowly."""
+    native = {
+        "bfloat16": torch.ops.mkldnn._is_mkldnn_bf16_supported,
+        "float16": torch.ops.mkldnn._is_mkldnn_fp16_supported,
+    }
+    return dtype not in native or bool(native[dtype]())
 
 
 def choose_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
@@ -226,12 +243,6 @@ def read_draft_config(config: EngineConfig, target: ModelConfig) -> ModelConfig:
     """The draft's shape. Raises `ConfigError` where it cannot draft for the target."""
     assert config.draft_model is not None
     draft = read_model_config(config.draft_model)
-    if draft.vocab_size != target.vocab_size:
-        raise ConfigError(
-            f"The draft {config.draft_model} has a vocabulary of {draft.vocab_size} tokens, the "
-            f"target {config.model} one of {target.vocab_size}: use a draft with the target's "
-            "tokenizer."
-        )
     reach = config.max_model_len or target.max_position
     if draft.max_position < reach:
         raise ConfigError(
@@ -241,18 +252,22 @@ def read_draft_config(config: EngineConfig, target: ModelConfig) -> ModelConfig:
     return draft
 
 
-def check_same_vocabulary(config: EngineConfig, target: Tokenizer) -> None:
-    """Equal sizes may hide different tokens: the draft's ids must mean what the target's do."""
-    assert config.draft_model is not None
-    if not (config.draft_model / "tokenizer.json").exists():
-        return
-    ours, theirs = target.vocabulary(), Tokenizer(config.draft_model).vocabulary()
-    differing = sum(ours.get(token) != index for token, index in theirs.items())
-    if differing:
-        raise ConfigError(
-            f"{differing} of the draft's {len(theirs)} tokens have another id in the target's "
-            f"{len(ours)}: use a draft with the target's tokenizer."
-        )
+def choose_translation(
+    config: EngineConfig, model: ModelConfig, draft: ModelConfig | None, tokenizer: Tokenizer
+) -> Translation | None:
+    """Between target and draft, where their tokens differ. Without a tokenizer of its own the draft
+    has the target's."""
+    if draft is None or config.draft_model is None:
+        return None
+    if (
+        not (config.draft_model / "tokenizer.json").exists()
+        and draft.vocab_size == model.vocab_size
+    ):
+        return None
+    return translate(
+        Vocabulary.of(f"the target {config.model}", tokenizer, model),
+        Vocabulary.of(f"The draft {config.draft_model}", Tokenizer(config.draft_model), draft),
+    )
 
 
 def size_pool(

@@ -47,7 +47,8 @@ def of(config: EngineConfig) -> list[Footprint]:
     models: dict[Role, ModelConfig] = {"target": model}
     if draft is not None:
         models["draft"] = draft
-    return footprints(place(config), models, choose_dtype(config, model), config.block_size)
+    placement = place(config)
+    return footprints(placement, models, choose_dtype(config, model, placement), config.block_size)
 
 
 def describe(config: EngineConfig) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -49,8 +50,41 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
-    def vocabulary(self) -> dict[str, int]:
-        return self._tokenizer.get_vocab(with_added_tokens=True)
+    def spellings(self) -> dict[int, bytes]:
+        """What each token stands for, as UTF-8: comparable between tokenizers. A special token,
+        which stands for no text, is spelt by its name behind a zero byte."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        byte_level = '"ByteLevel"' in self._tokenizer.to_str()
+        found: dict[int, bytes] = {}
+        for token, index in self._tokenizer.get_vocab(with_added_tokens=True).items():
+            if index in added:
+                found[index] = b"\0" * added[index].special + token.encode()
+            else:
+                found[index] = _byte_level(token) if byte_level else _sentence_piece(token)
+        return found
+
+
+def _byte_level(token: str) -> bytes:
+    """GPT-2's alphabet: printable bytes are themselves, the others follow from 256 on."""
+    return b"".join(bytes([BYTES[char]]) if char in BYTES else char.encode() for char in token)
+
+
+def _sentence_piece(token: str) -> bytes:
+    """Spaces are written as a low line, bytes outside any token as <0x0A>."""
+    if re.fullmatch("<0x[0-9A-F]{2}>", token):
+        return bytes([int(token[3:5], 16)])
+    return token.replace("\u2581", " ").encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + place): byte for place, byte in enumerate(others)
+    }
+
+
+BYTES = _byte_alphabet()
 
 
 class TokenDecoder:

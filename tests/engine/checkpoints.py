@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,17 @@ FAMILIES = {
 }
 
 
-def write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Words t0, t1, … are tokens 0, 1, …; anything else is the last token."""
-    vocab = {f"t{index}": index for index in range(vocab_size)}
-    tokenizer = Tokenizer(WordLevel(vocab, unk_token=f"t{vocab_size - 1}"))
+def write_words(folder: Path, words: Sequence[str]) -> None:
+    """A tokenizer whose tokens are these words; anything else is the last one."""
+    vocab = {word: index for index, word in enumerate(words)}
+    tokenizer = Tokenizer(WordLevel(vocab, unk_token=words[-1]))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def write_tokenizer(folder: Path, vocab_size: int) -> None:
+    """Words t0, t1, … are tokens 0, 1, …; anything else is the last token."""
+    write_words(folder, [f"t{index}" for index in range(vocab_size)])
 
 
 def make_checkpoint(

@@ -26,7 +26,16 @@ class Shape(NamedTuple):
 TINY = Shape()
 DEMO = Shape(512, 4096, 1408, 8, 4)
 LAYER_IDS = [0, 1]
-METHODS = ("eagle", "eagle3", "mtp", "medusa", "mlp_speculator")
+METHODS = {
+    "eagle": "eagle",
+    "eagle3": "eagle3",
+    "peagle": "eagle3",
+    "mtp": "mtp",
+    "medusa": "medusa",
+    "mlp_speculator": "mlp_speculator",
+}
+"""`speculative_method` of each published layout."""
+ROPE = 500.0  # of the head that has one of its own
 
 
 def attention(prefix: str, of: Shape, width: int, bias: bool = False) -> dict[str, list[int]]:
@@ -85,6 +94,8 @@ def layout(method: str, of: Shape) -> tuple[dict[str, Any], dict[str, list[int]]
             eagle_config=ids,
         )
         return config, shapes
+    if method == "peagle":
+        return _speculators(of, own_vocab)
     if method == "mtp":
         prefix = "model.mtp_layers.0"
         norms = ("token_layernorm", "hidden_layernorm", "input_layernorm", "final_layernorm")
@@ -119,6 +130,37 @@ def layout(method: str, of: Shape) -> tuple[dict[str, Any], dict[str, list[int]]
     return config, shapes
 
 
+def _speculators(of: Shape, own_vocab: int) -> tuple[dict[str, Any], dict[str, list[int]]]:
+    """speculators' layout with all that it allows: two layers, norms, a rope and a mask of its own.
+
+    Its embedding has a row more than the target's, for the mask.
+    """
+    hidden = of.hidden
+    shapes = attention("layers.0", of, 2 * hidden) | attention("layers.1", of, hidden)
+    shapes |= {
+        "embed_tokens.weight": [of.vocab + 1, hidden],
+        "fc.weight": [hidden, len(LAYER_IDS) * hidden],
+        "input_norm.weight": [len(LAYER_IDS) * hidden],
+        "layers.0.hidden_norm.weight": [hidden],
+        "layers.0.input_layernorm.weight": [hidden],
+        "layers.1.input_layernorm.weight": [hidden],
+        "norm.weight": [hidden],
+        "lm_head.weight": [own_vocab, hidden],
+        "mask_hidden": [1, 1, len(LAYER_IDS) * hidden],
+    }
+    layer = _config(of, num_hidden_layers=2, rope_theta=ROPE, model_type="llama")
+    config = {
+        "speculators_model_type": "peagle",
+        "transformer_layer_config": layer | {"vocab_size": of.vocab + 1},
+        "draft_vocab_size": own_vocab,
+        "eagle_aux_hidden_state_layer_ids": LAYER_IDS,
+        "norm_before_fc": True,
+        "norm_before_residual": True,
+        "mask_token_id": of.vocab,
+    }
+    return config, shapes
+
+
 def draft_vocab(vocab: int) -> int:
     """EAGLE-3's own vocabulary is a part of the target's."""
     return vocab * 2 // 3
@@ -135,7 +177,7 @@ def make_head(
     for name, size in shapes.items():
         norm = "norm" in name or ".ln." in name
         tensors[name] = torch.randn(size) * 0.2 + (norm and name.endswith("weight"))
-    if method == "eagle3":
+    if METHODS[method] == "eagle3":
         chosen = torch.randperm(vocab)[: draft_vocab(vocab)].sort().values
         tensors["d2t"] = chosen - torch.arange(len(chosen))
         tensors["t2d"] = torch.zeros(vocab, dtype=torch.bool).index_fill_(0, chosen, True)
@@ -146,3 +188,8 @@ def make_head(
     else:
         save_file(tensors, folder / "model.safetensors")
     return folder
+
+
+def drafting(method: str, folder: Path) -> dict[str, Any]:
+    """The parameters that use a head."""
+    return {"speculative_method": METHODS[method], "draft_model": folder}

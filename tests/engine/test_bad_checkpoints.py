@@ -223,17 +223,10 @@ def test_a_malformed_tokenizer(refusal, copy, text):
     assert f"{copy}/tokenizer.json cannot be read" in refusal(model=copy)
 
 
-def test_a_draft_with_another_vocabulary_size_names_both(refusal, target, tmp_path):
+def test_a_draft_of_another_size_needs_a_tokenizer_of_its_own(refusal, tmp_path):
     draft = make_checkpoint(tmp_path / "draft", vocab_size=64)
-    text = refusal(ConfigError, draft_model=draft)
-    assert f"{draft} has a vocabulary of 64" in text
-    assert f"{target} one of 96" in text
-
-
-def test_a_draft_with_other_tokens(refusal, copy):
-    path = copy / "tokenizer.json"
-    path.write_text(path.read_text().replace('"t5":5', '"u5":5').replace('"t5": 5', '"u5": 5'))
-    assert "1 of the draft's 96 tokens" in refusal(ConfigError, draft_model=copy)
+    (draft / "tokenizer.json").unlink()
+    assert f"{draft}/tokenizer.json does not exist" in refusal(draft_model=draft)
 
 
 def test_a_draft_needs_no_tokenizer_of_its_own(engine, copy):

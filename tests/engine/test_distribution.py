@@ -5,7 +5,7 @@ import pytest
 from tandem import Engine, EngineConfig, SamplingParams
 from tandem.verification.sampler import Sampler
 from tandem.verification.verify import _block_weights as fair_weights
-from tests.engine.checkpoints import make_checkpoint, perturb_checkpoint
+from tests.engine.checkpoints import make_checkpoint, perturb_checkpoint, write_words
 from tests.engine.heads import METHODS as HEADS
 from tests.engine.heads import Shape, make_head
 from tests.engine.references import chi_square_p, enumerate_sequences
@@ -37,7 +37,14 @@ CASES = {
     },
 }
 METHODS = ["good draft", "bad draft", "ngram"]
-OTHERS = ["good draft tree", "suffix", "suffix tree", "ngram,suffix,good draft"]
+OTHERS = [
+    "good draft tree",
+    "other tokens",
+    "other tokens tree",
+    "suffix",
+    "suffix tree",
+    "ngram,suffix,good draft",
+]
 OTHERS += [f"{head}{tree}" for head in HEADS for tree in ("", " tree")]
 TREE = {"speculative_tree": 2}
 
@@ -46,8 +53,11 @@ TREE = {"speculative_tree": 2}
 def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("six")
     target = make_checkpoint(folder / "target", seed=11, vocab_size=VOCAB, scale=0.6)
+    other = perturb_checkpoint(target, folder / "other", noise=0.1)
+    write_words(other, ["x", "t1", "t2", "t3", "y", "t5"])
     return {
         "target": target,
+        "other tokens": other,
         "good draft": perturb_checkpoint(target, folder / "good", noise=0.1),
         "bad draft": make_checkpoint(folder / "bad", seed=12, vocab_size=VOCAB, scale=0.6),
         **{head: make_head(folder / head, head, shape=Shape(vocab=VOCAB)) for head in HEADS},
@@ -65,7 +75,8 @@ def sample(models, method, params, **parameters):
         name = method.removesuffix(" tree")
         parameters |= TREE if method != name else {}
         parameters |= {"draft_model": models.get(name)}
-        parameters |= {"speculative_method": name} if name in (*HEADS, "suffix") else {}
+        method = HEADS.get(name, "suffix" if name == "suffix" else None)
+        parameters |= {"speculative_method": method}
     config = EngineConfig(
         model=models["target"],
         num_speculative_tokens=3,

@@ -12,12 +12,23 @@ from safetensors.torch import save_file
 from tandem import SamplingParams
 from tandem.drafting.heads.checkpoint import read_head
 from tandem.errors import CheckpointError
-from tests.engine.heads import HEADS, HIDDEN, KV_HEADS, LAYER_IDS, METHODS, VOCAB, make_head
+from tests.engine.heads import (
+    HEADS,
+    HIDDEN,
+    KV_HEADS,
+    LAYER_IDS,
+    METHODS,
+    ROPE,
+    VOCAB,
+    drafting,
+    make_head,
+)
 from tests.engine.references import hf_greedy, hf_model
 
 DAMAGED = {
     "eagle": "fc.weight",
     "eagle3": "midlayer.self_attn.k_proj.weight",
+    "peagle": "layers.1.mlp.up_proj.weight",
     "mtp": "model.mtp_layers.0.final_layernorm.weight",
     "medusa": "1.0.linear.weight",
     "mlp_speculator": "speculator.proj.1.weight",
@@ -60,8 +71,8 @@ def expected(target, prompts):
 def test_greedy_text_is_the_targets_own(engine, heads, prompts, expected, method, tree, more):
     if "kv_cache_memory" in more and method not in WITHOUT_KV:
         more = more | {"kv_cache_memory": "160KiB"}
-    drafting = {"speculative_method": method, "draft_model": heads[method]}
-    one = engine(**drafting, num_speculative_tokens=6, **TREES[tree], **more)
+    parameters = drafting(method, heads[method])
+    one = engine(**parameters, num_speculative_tokens=6, **TREES[tree], **more)
     outputs = one.generate(prompts, SamplingParams(temperature=0, max_tokens=LENGTH))
     assert [output.token_ids for output in outputs] == expected
     assert all(output.stats.drafted for output in outputs)
@@ -74,8 +85,8 @@ def test_greedy_text_is_the_targets_own(engine, heads, prompts, expected, method
 def test_a_seed_decides_the_text(engine, heads, prompts, method, tree):
     params = [SamplingParams(seed=i, max_tokens=LENGTH, top_k=30) for i in range(len(prompts))]
     plain = engine().generate(prompts, params)
-    drafting = {"speculative_method": method, "draft_model": heads[method]}
-    outputs = engine(**drafting, **TREES[tree]).generate(prompts, params)
+    parameters = drafting(method, heads[method])
+    outputs = engine(**parameters, **TREES[tree]).generate(prompts, params)
     assert [o.token_ids for o in outputs] == [o.token_ids for o in plain]
 
 
@@ -121,17 +132,23 @@ class Reference:
             return self.medusa(states[-1][0, -1])
         if self.method == "mlp_speculator":
             return self.mlp(states[-1][0, -1], text[-1])
-        if self.method == "eagle3":
-            features = torch.cat([states[layer][0] for layer in LAYER_IDS], -1)
-            features = features @ self.t["fc.weight"].T
+        if METHODS[self.method] == "eagle3":
+            features = self.fuse(torch.cat([states[layer][0] for layer in LAYER_IDS], -1))
         else:
             features = states[-1][0]
         tokens = torch.tensor(text[1:])
         output, recurrent = self.layer(features, tokens)
         first = self.logits(output[-1])
-        again = torch.cat([features, recurrent[-1:]])
-        output, _ = self.layer(again, torch.cat([tokens, first.argmax()[None]]))
+        after, token = recurrent[-1:], first.argmax()[None]
+        if self.method == "peagle":
+            after, token = self.fuse(self.t["mask_hidden"][0]), torch.tensor([VOCAB])
+        output, _ = self.layer(torch.cat([features, after]), torch.cat([tokens, token]))
         return first, self.logits(output[-1])
+
+    def fuse(self, features):
+        if self.method == "peagle":
+            features = self.norm("input_norm", features)
+        return features @ self.t["fc.weight"].T
 
     def medusa(self, hidden):
         def logits(head):
@@ -176,9 +193,12 @@ class Reference:
             x = self.decoder(prefix, x, self.norm(f"{prefix}.input_layernorm", x))
             out = self.norm(f"{prefix}.final_layernorm", x)
             return out, out
-        both = self.norm("midlayer.input_layernorm", embedded)
-        both = torch.cat([both, self.norm("midlayer.hidden_norm", hidden)], -1)
-        x = self.decoder("midlayer", hidden, both)
+        name = "layers.0" if self.method == "peagle" else "midlayer"
+        normed = self.norm(f"{name}.hidden_norm", hidden)
+        both = torch.cat([self.norm(f"{name}.input_layernorm", embedded), normed], -1)
+        x = self.decoder(name, normed if self.method == "peagle" else hidden, both)
+        if self.method == "peagle":
+            x = self.decoder("layers.1", x, self.norm("layers.1.input_layernorm", x))
         return self.norm("norm", x), x
 
     def decoder(self, prefix, residual, x):
@@ -191,7 +211,7 @@ class Reference:
 
         q, k, v = project("q", HEADS), project("k", KV_HEADS), project("v", KV_HEADS)
         size = HIDDEN // HEADS
-        rates = 10000.0 ** -(torch.arange(0, size, 2) / size)
+        rates = (ROPE if self.method == "peagle" else 10000.0) ** -(torch.arange(0, size, 2) / size)
         angles = torch.outer(torch.arange(len(x)), rates)
         cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
 
@@ -210,7 +230,7 @@ class Reference:
         return x + (gate * up) @ self.t[f"{prefix}.mlp.down_proj.weight"].T
 
     def logits(self, output):
-        if self.method != "eagle3":
+        if METHODS[self.method] != "eagle3":
             return output @ self.model.lm_head.weight.T
         own = self.t["lm_head.weight"] @ output
         ids = torch.arange(len(own)) + self.t["d2t"]
@@ -220,7 +240,7 @@ class Reference:
 @pytest.mark.parametrize("method", METHODS)
 def test_guesses_are_those_of_the_formula(engine, heads, target, prompts, expected, method):
     """At every round of some texts, after rejections, in a batch."""
-    one = engine(speculative_method=method, draft_model=heads[method], num_speculative_tokens=2)
+    one = engine(**drafting(method, heads[method]), num_speculative_tokens=2)
     reference, checked = Reference(target, heads[method], method), 0
     for prompt in prompts[:4]:
         one.add_request(prompt, SamplingParams(temperature=0, max_tokens=12))
@@ -264,7 +284,7 @@ def test_a_damaged_head_is_refused_by_the_tensors_name(engine, tmp_path, method,
         tensors[name] = torch.zeros(3, 5)
     write(folder, method, tensors)
     with pytest.raises(CheckpointError, match=re.escape(name)):
-        engine(speculative_method=method, draft_model=folder)
+        engine(**drafting(method, folder))
 
 
 def write(folder, method, tensors):
@@ -281,8 +301,8 @@ def test_kv_after_rollbacks_and_cached_prefixes_is_that_of_a_fresh_pass(
 ):
     """Texts that share beginnings of several blocks and go on differently, in any order."""
     shared = prompts[0][:1] * 3 + list(range(20))
-    drafting = {"speculative_method": method, "draft_model": heads[method], **TREES[tree]}
-    one = engine(**drafting, block_size=4, num_speculative_tokens=5)
+    parameters = drafting(method, heads[method]) | TREES[tree]
+    one = engine(**parameters, block_size=4, num_speculative_tokens=5)
     params = [SamplingParams(seed=seed, max_tokens=30) for seed in range(4)]
     for size in (16, 12, 23, 22):  # the first ones go on as no later prompt does
         one.generate([shared[:size]] * 4, params)
@@ -292,7 +312,7 @@ def test_kv_after_rollbacks_and_cached_prefixes_is_that_of_a_fresh_pass(
     (request,) = one.scheduler.running
     length = len(request.tokens) - 1
     found = rows(one, request.blocks, length)
-    fresh = engine(**drafting, block_size=4, enable_prefix_caching=False)
+    fresh = engine(**parameters, block_size=4, enable_prefix_caching=False)
     fresh.add_request(request.tokens, SamplingParams(temperature=0, max_tokens=5))
     fresh.step()
     (other,) = fresh.scheduler.running
@@ -300,14 +320,14 @@ def test_kv_after_rollbacks_and_cached_prefixes_is_that_of_a_fresh_pass(
 
 
 def rows(one, blocks, length):
-    """[length, width] of a request's KV in the head's cache."""
+    """[layers, length, width] of a request's KV in the head's cache."""
     slots = [block * 4 + offset for block in blocks for offset in range(4)][:length]
-    return one.proposer.guesser.cache.data[0, slots].clone()
+    return one.proposer.guesser.cache.data[:, slots].clone()
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_target_of_two_ranks_has_a_head_too(engine, heads, prompts, expected, method):
-    one = engine(speculative_method=method, draft_model=heads[method], tensor_parallel_size=2)
+    one = engine(**drafting(method, heads[method]), tensor_parallel_size=2)
     outputs = one.generate(prompts, SamplingParams(temperature=0, max_tokens=LENGTH))
     assert [output.token_ids for output in outputs] == expected
     assert sum(output.stats.drafted for output in outputs)

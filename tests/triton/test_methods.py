@@ -17,7 +17,7 @@ def settings(folder):
     """Parameters of each model: random heads, which guess wrong, and what needs none."""
     found = {
         method: {
-            "speculative_method": method,
+            "speculative_method": METHODS[method],
             "draft_model": str(make_head(folder / method, method, shape=DEMO)),
         }
         for method in METHODS

@@ -8,7 +8,8 @@ import typer
 
 from .corpus import read_corpus
 from .draft import Recipe, distil
-from .heads import train_heads
+from .heads.lessons import write_lessons
+from .heads.teach import METHODS, teach
 from .models import load_model, load_tokenizer
 from .prompts import cut_prompts
 from .repetitive import repetitive_prompts
@@ -59,12 +60,25 @@ def draft_command(
     distil(target, read_rollouts(rollouts), out, recipe, seed, start)
 
 
-@app.command("heads")
-def heads_command(
-    target: Target, out: Out, rollouts: list[Path], minutes: float = 90.0, seed: int = 0
+@app.command("lessons")
+def lessons_command(target: Target, out: Out, rollouts: list[Path]) -> None:
+    """Have the target read rollout files; heads learn from its hidden states."""
+    write_lessons(target, read_rollouts(rollouts), out)
+
+
+@app.command("head")
+def head_command(
+    method: Annotated[str, typer.Argument(help=", ".join(METHODS))],
+    target: Target,
+    lessons: Annotated[Path, typer.Option(help="what the command of that name wrote")],
+    out: Out,
+    minutes: float = 30.0,
+    seed: int = 0,
 ) -> None:
-    """Train Medusa, EAGLE-3, MTP and MLP speculator on rollout files."""
-    train_heads(target, read_rollouts(rollouts), out, minutes * 60, seed)
+    """Train one head."""
+    if method not in METHODS:
+        raise typer.BadParameter(f"{method}: choose one of {', '.join(METHODS)}")
+    teach(method, target, lessons, out, minutes * 60, seed)
 
 
 @app.command("report")

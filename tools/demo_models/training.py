@@ -18,7 +18,8 @@ class Plan(NamedTuple):
 
     budget_s: float
     muon_rate: float = 5e-3  # root mean square of a matrix's update is a fifth of it
-    adamw_rate: float = 3e-3
+    adamw_rate: float = 3e-3  # of what Muon does not take
+    adamw_alone_rate: float = 1e-3  # where Muon is not used
     warmup: float = 0.02  # share of the budget
     checkpoint_s: float = 240.0
 
@@ -107,7 +108,7 @@ def _optimizers(model: nn.Module, plan: Plan) -> list[torch.optim.Optimizer]:
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     if not HAS_BF16:  # Muon computes in bf16: seven times the time of all the rest of a step
-        return [torch.optim.AdamW(trained, lr=plan.adamw_rate / 3, betas=(0.9, 0.95), fused=True)]
+        return [torch.optim.AdamW(trained, lr=plan.adamw_alone_rate, betas=(0.9, 0.95), fused=True)]
     matrices = [p for p in trained if p.dim() == 2 and VOCABULARY_SIZE not in p.shape]
     taken = {id(p) for p in matrices}
     others = [p for p in trained if id(p) not in taken]

@@ -40,7 +40,7 @@ def _examine(folder: Path) -> Iterator[Finding]:
 
 
 def _checkpoints(model: ServedModel, config: EngineConfig) -> Iterator[Finding]:
-    from tandem.assembly import check_ranks, check_same_vocabulary, read_draft_config
+    from tandem.assembly import check_ranks, choose_translation, read_draft_config
     from tandem.models.config import read_model_config
     from tandem.runners.placement import place
     from tandem.tokenizer import Tokenizer
@@ -53,8 +53,9 @@ def _checkpoints(model: ServedModel, config: EngineConfig) -> Iterator[Finding]:
     model_config, draft = read_model_config(config.model), None
     if config.method == "draft_model":
         draft = read_draft_config(config, model_config)
-        check_same_vocabulary(config, Tokenizer(config.model))
-        yield ok(f"{model.name}: vocabulary", "draft and target agree")
+        found = choose_translation(config, model_config, draft, Tokenizer(config.model))
+        agreement = str(found) if found else "draft and target agree"
+        yield ok(f"{model.name}: vocabulary", agreement)
     check_ranks(config, model_config, draft)
     place(config)
 

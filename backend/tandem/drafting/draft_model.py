@@ -15,6 +15,7 @@ from torch import Tensor
 from tandem.attention.plan import Query
 from tandem.drafting import Computed
 from tandem.drafting.steps import Level
+from tandem.drafting.vocabulary import Translation
 from tandem.request import Request
 from tandem.runners.parallel_runner import Runner
 from tandem.scheduler import Decode
@@ -25,9 +26,13 @@ class DraftModel:
 
     taps: tuple[int, ...] | None = None
 
-    def __init__(self, runner: Runner, token_budget: int) -> None:
+    def __init__(
+        self, runner: Runner, token_budget: int, translation: Translation | None = None
+    ) -> None:
+        """translation: from the target's tokens to the draft's, where they differ."""
         self.runner = runner
         self.token_budget = token_budget
+        self.translation = translation
         self.max_depth = runner.config.max_position
 
     def begin(self, decodes: Sequence[Decode]) -> tuple[list[int], Tensor]:
@@ -43,13 +48,13 @@ class DraftModel:
                 self._feed(decode.request, budget)
             budget -= missing
         if not ready:
-            return [], torch.empty((0, self.runner.config.vocab_size), device=self.runner.device)
+            return [], torch.empty(0)
         return ready, self._first_logits([decodes[index].request for index in ready])
 
     def _feed(self, request: Request, length: int) -> None:
         start = request.draft_computed
         query = Query(request.blocks, start, length)
-        self.runner.forward(request.tokens[start : start + length], [query], rows=[])
+        self._forward(request.tokens[start : start + length], [query], rows=[])
         request.draft_computed += length
 
     def _first_logits(self, requests: Sequence[Request]) -> Tensor:
@@ -62,12 +67,21 @@ class DraftModel:
             tokens += request.tokens[start:]
             rows.append(len(tokens) - 1)
             request.draft_computed = len(request.tokens)
-        return self.runner.forward(tokens, queries, rows)
+        return self._forward(tokens, queries, rows)
 
     def extend(self, levels: Sequence[Level]) -> Tensor:
         """Feeds the new nodes."""
         tokens = [token for level in levels for token in level.tokens[-level.new :]]
-        return self.runner.forward(tokens, [level_query(level) for level in levels])
+        return self._forward(tokens, [level_query(level) for level in levels])
+
+    def _forward(
+        self, tokens: Sequence[int], queries: Sequence[Query], rows: Sequence[int] | None = None
+    ) -> Tensor:
+        """As the runner's, over the target's vocabulary."""
+        if self.translation is None:
+            return self.runner.forward(tokens, queries, rows)
+        read = self.translation.tokens(tokens)
+        return self.translation.logits(self.runner.forward(read, queries, rows))
 
     def keep(self, request: Request, nodes: int) -> None:
         request.draft_computed = len(request.tokens) + nodes

@@ -98,7 +98,7 @@ def read_model_config(folder: Path) -> ModelConfig:
 def _parse(folder: Path, raw: dict[str, Any], family: str) -> ModelConfig:
     _refuse_unsupported(folder, raw)
     heads = int(raw["num_attention_heads"])
-    theta, scaling = _rope(folder, raw)
+    theta, scaling = read_rope(folder, raw)
     bias = bool(raw.get("attention_bias", False))
     return ModelConfig(
         family=family,
@@ -134,8 +134,9 @@ def _refuse_unsupported(folder: Path, raw: dict[str, Any]) -> None:
             )
 
 
-def _rope(folder: Path, raw: dict[str, Any]) -> tuple[float, RopeScaling | None]:
-    """Base and scaling, from `rope_parameters` (newer files) or `rope_theta`, `rope_scaling`."""
+def read_rope(folder: Path, raw: dict[str, Any]) -> tuple[float, RopeScaling | None]:
+    """Base and scaling, from `rope_parameters` (newer files) or `rope_theta`, `rope_scaling`.
+    Raises `CheckpointError` for a scaling that the decoder does not do."""
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     theta = float(rope.get("rope_theta") or raw.get("rope_theta") or DEFAULT_ROPE_THETA)
     kind = rope.get("rope_type") or rope.get("type") or "default"

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from tandem.errors import CheckpointError
-from tandem.models.config import ModelConfig, read_json
+from tandem.models.config import ModelConfig, read_json, read_rope
 
 PICKLED = ("pytorch_model.bin", "medusa_lm_head.pt")
 UNREADABLE = (
@@ -65,6 +65,9 @@ class _Stored(Mapping[str, Tensor]):
 def read_head(folder: Path) -> Head:
     """config.json and the tensors. Raises `CheckpointError`."""
     config = read_json(folder / "config.json")
+    config = (
+        config.get("transformer_layer_config") or {}
+    ) | config  # speculators nests the layer's
     try:
         tensors: Mapping[str, Tensor] = _Stored(sorted(folder.glob("*.safetensors")))
         if not tensors:
@@ -136,15 +139,23 @@ def layer_places(config: ModelConfig, theirs: str, ours: str) -> dict[str, Place
     return places
 
 
-def layer_config(head: Head, target: ModelConfig) -> ModelConfig:
-    """Shape of the head's one layer; what its config.json leaves out is the target's."""
+def layer_config(head: Head, target: ModelConfig, layers: int = 1) -> ModelConfig:
+    """Shape of the head's layers; what its config.json leaves out is the target's.
+
+    It reaches as far as the target: a smaller `max_position_embeddings` is but how it was trained.
+    """
     raw = head.config
+    theta, scaling = target.rope_theta, target.rope_scaling
+    if raw.get("rope_theta") or raw.get("rope_parameters"):
+        theta, scaling = read_rope(head.folder, raw)
     heads = int(raw.get("num_attention_heads", target.num_heads))
     hidden = int(raw.get("hidden_size", target.hidden_size))
     names = head.tensors.keys()
     return replace(
         target,
-        num_layers=1,
+        num_layers=layers,
+        rope_theta=theta,
+        rope_scaling=scaling,
         hidden_size=hidden,
         num_heads=heads,
         num_kv_heads=int(raw.get("num_key_value_heads") or heads),

@@ -3,6 +3,8 @@ target, fused; a vocabulary of its own, mapped to the target's."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -13,15 +15,17 @@ from tandem.drafting.heads.checkpoint import (
     layer_config,
     layer_places,
     tensor,
+    value,
 )
+from tandem.drafting.heads.features import Mask
 from tandem.drafting.heads.target import Tables
 from tandem.errors import CheckpointError
 from tandem.models.config import ModelConfig
-from tandem.models.decoder import MLP, Attention, SelfAttention
+from tandem.models.decoder import MLP, Attention, Layer, SelfAttention
 from tandem.models.layers import Embedding, Linear, RMSNorm, RotaryTable
 
 
-class _MidLayer(nn.Module):
+class _FirstLayer(nn.Module):
     """A layer whose attention reads [normed embedding, normed hidden]."""
 
     def __init__(self, config: ModelConfig, norm_before_residual: bool, dtype: torch.dtype) -> None:
@@ -45,59 +49,88 @@ class _MidLayer(nn.Module):
         return x
 
 
+class _Norms(nn.Module):
+    """What fc's input passes: nothing, one norm over all of it, or one a tapped layer."""
+
+    def __init__(self, kind: str, taps: int, width: int, eps: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        widths: dict[str, int] = {}
+        if kind == "whole":
+            widths = {"input_norm.weight": taps * width}
+        elif kind == "each":
+            widths = {f"fc_norm.{index}.weight": width for index in range(taps)}
+        self.names = list(widths)
+        self.parts = nn.ModuleList(RMSNorm(each, eps, dtype) for each in widths.values())
+
+    def forward(self, features: Tensor) -> Tensor:
+        if not len(self.parts):
+            return features
+        chunks = features.chunk(len(self.parts), -1)
+        return torch.cat([norm(part) for norm, part in zip(self.parts, chunks, strict=True)], -1)
+
+
 class Eagle3(nn.Module):
-    """The published layout (`midlayer.*`) and that of speculators (`layers.0.*`)."""
+    """The published layout (`midlayer.*`) and that of speculators (`layers.0.*`), which may have
+    more layers and, with `mask_hidden`, guess all tokens at once (P-EAGLE)."""
 
     def __init__(self, head: Head, target: ModelConfig, tables: Tables, dtype: torch.dtype) -> None:
         super().__init__()
-        raw, names = head.config, head.tensors
-        config = layer_config(head, target)
-        size = config.hidden_size
+        config = layer_config(head, target, int(head.config.get("num_hidden_layers") or 1))
+        size, eps = config.hidden_size, config.norm_eps
         self.config = config
         self.taps = _taps(head, target)
-        self.norm_output = bool(raw.get("norm_output", False))
-        self.fc = Linear(len(self.taps) * target.hidden_size, size, False, dtype)
-        self.fc_norm = nn.ModuleList(
-            RMSNorm(target.hidden_size, config.norm_eps, dtype)
-            for _ in self.taps
-            if raw.get("fc_norm", False)
-        )
-        before_residual = bool(raw.get("norm_before_residual", False))
-        self.layer = _MidLayer(config, before_residual, dtype)
-        self.norm = RMSNorm(size, config.norm_eps, dtype)
+        flags = _Flags.of(head)
+        self.norm_output = flags.norm_output
+        width = len(self.taps) * target.hidden_size
+        self.norms = _Norms(flags.fc_norms, len(self.taps), target.hidden_size, eps, dtype)
+        self.fc = Linear(width, size, False, dtype)
+        self.first = _FirstLayer(config, flags.norm_before_residual, dtype)
+        self.later = nn.ModuleList(Layer(config, dtype) for _ in range(config.num_layers - 1))
+        self.norm = RMSNorm(size, eps, dtype)
         self.rope = RotaryTable(config, dtype)
-        own_vocab = int(raw.get("draft_vocab_size") or target.vocab_size)
+        own_vocab = int(head.config.get("draft_vocab_size") or target.vocab_size)
         self.head = Linear(size, own_vocab, False, dtype)
-        theirs = "midlayer" if "midlayer.mlp.up_proj.weight" in names else "layers.0"
-        places = layer_places(config, theirs, "layer") | {
-            "fc.weight": Place("fc.weight"),
-            "norm.weight": Place("norm.weight"),
-            "lm_head.weight": Place("head.weight"),
-            f"{theirs}.hidden_norm.weight": Place("layer.hidden_norm.weight"),
-            f"{theirs}.input_layernorm.weight": Place("layer.input_norm.weight"),
-            f"{theirs}.post_attention_layernorm.weight": Place("layer.post_norm.weight"),
-        }
-        for index in range(len(self.fc_norm)):
-            places[f"fc_norm.{index}.weight"] = Place(f"fc_norm.{index}.weight")
         self.embed: nn.Module = tables.embed
-        if "embed_tokens.weight" in names:
-            self.embed = Embedding(target.vocab_size, size, dtype)
-            places["embed_tokens.weight"] = Place("embed.weight")
-        fill(self, head, places)
+        self.owns_embedding = "embed_tokens.weight" in head.tensors or size != target.hidden_size
+        if self.owns_embedding:
+            self.embed = Embedding(int(value(head, "vocab_size")), size, dtype)
+        fill(self, head, self._places(head))
         self.vocab_size = target.vocab_size
         self.token_ids = _token_ids(head, own_vocab, target)
+        self.mask = _mask(head, width)
+
+    def _places(self, head: Head) -> dict[str, Place]:
+        first = "midlayer" if "midlayer.mlp.up_proj.weight" in head.tensors else "layers.0"
+        places = layer_places(self.config, first, "first")
+        names = {
+            "fc": "fc",
+            "norm": "norm",
+            "lm_head": "head",
+            f"{first}.hidden_norm": "first.hidden_norm",
+            f"{first}.input_layernorm": "first.input_norm",
+            f"{first}.post_attention_layernorm": "first.post_norm",
+        }
+        if self.owns_embedding:
+            names["embed_tokens"] = "embed"
+        for index in range(len(self.later)):
+            theirs, ours = f"layers.{index + 1}", f"later.{index}"
+            places |= layer_places(self.config, theirs, ours)
+            names[f"{theirs}.input_layernorm"] = f"{ours}.input_norm"
+            names[f"{theirs}.post_attention_layernorm"] = f"{ours}.post_norm"
+        norms = {name: Place(f"norms.parts.{i}.weight") for i, name in enumerate(self.norms.names)}
+        return places | norms | {f"{a}.weight": Place(f"{b}.weight") for a, b in names.items()}
 
     def fuse(self, features: Tensor) -> Tensor:
-        if len(self.fc_norm):
-            parts = features.chunk(len(self.taps), -1)
-            normed = [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)]
-            features = torch.cat(normed, -1)
-        return self.fc(features)
+        fused: Tensor = self.fc(self.norms(features))
+        return fused
 
     def step(
         self, tokens: Tensor, hidden: Tensor, positions: Tensor, attention: Attention
     ) -> tuple[Tensor, Tensor]:
-        x: Tensor = self.layer(self.embed(tokens), hidden, self.rope(positions), attention)
+        rope = self.rope(positions)
+        x: Tensor = self.first(self.embed(tokens), hidden, rope, attention)
+        for index, layer in enumerate(self.later, 1):
+            x = layer(index, x, rope, attention)
         normed = self.norm(x)
         return normed, normed if self.norm_output else x
 
@@ -109,16 +142,53 @@ class Eagle3(nn.Module):
         return logits.index_copy_(1, self.token_ids.to(own.device), own)
 
 
+class _Flags(NamedTuple):
+    """Switches of config.json."""
+
+    norm_before_residual: bool
+    norm_output: bool
+    fc_norms: str
+
+    @classmethod
+    def of(cls, head: Head) -> _Flags:
+        raw, eagle = head.config, head.config.get("eagle_config") or {}
+        before_fc = eagle.get("norm_before_fc", raw.get("norm_before_fc", False))
+        kind = "whole" if before_fc else "each" if raw.get("fc_norm", False) else "none"
+        # speculators' EAGLE-3 norms first unless it says otherwise, all others do not.
+        norms_first = raw.get("speculators_model_type") == "eagle3"
+        first = bool(raw.get("norm_before_residual", norms_first))
+        return cls(first, bool(raw.get("norm_output", False)), kind)
+
+
+def _mask(head: Head, width: int) -> Mask | None:
+    """What stands for tokens yet to be guessed; None: guesses follow each other."""
+    if "mask_hidden" not in head.tensors:
+        return None
+    names = ("mask_token_id", "pard_token", "ptd_token_id")
+    found = [head.config[name] for name in names if head.config.get(name) is not None]
+    if not found:
+        raise CheckpointError(
+            f"{head.folder} holds mask_hidden, but config.json no {names[0]}: restore the file."
+        )
+    stored = head.tensors["mask_hidden"]
+    if stored.numel() == width:
+        return Mask(int(found[0]), stored.flatten())
+    raise CheckpointError(
+        f"{head.folder}: the tensor mask_hidden has {stored.numel()} numbers where {width} are "
+        "due: use the head that was trained for this target."
+    )
+
+
 def _taps(head: Head, target: ModelConfig) -> tuple[int, ...]:
     """Layers of the target whose inputs are read: those the checkpoint names, or EAGLE-3's."""
-    settings = head.config.get("eagle_config") or {}
-    named = settings.get("eagle_aux_hidden_state_layer_ids")
+    key = "eagle_aux_hidden_state_layer_ids"
+    named = (head.config.get("eagle_config") or {}).get(key) or head.config.get(key)
     layers = target.num_layers
     found = tuple(int(i) for i in named) if named else (2, layers // 2, layers - 3)
     if len(set(found)) < len(found) or not all(0 <= layer < layers for layer in found):
         raise CheckpointError(
             f"{head.folder} reads the layers {list(found)}, but the target has {layers}: name "
-            "different ones in eagle_config.eagle_aux_hidden_state_layer_ids."
+            f"different ones in {key}."
         )
     if list(found) != sorted(found):
         raise CheckpointError(

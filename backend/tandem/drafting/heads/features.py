@@ -19,11 +19,19 @@ from tandem.attention.paged import PagedKVCache, kv_block_bytes
 from tandem.attention.plan import Query
 from tandem.drafting import Computed
 from tandem.drafting.draft_model import level_query
-from tandem.drafting.steps import Level
+from tandem.drafting.steps import Level, depth
 from tandem.models.config import ModelConfig
 from tandem.models.decoder import Attention
 from tandem.request import Request
 from tandem.scheduler import Decode
+
+
+class Mask(NamedTuple):
+    """Stands for a token yet to be guessed (P-EAGLE)."""
+
+    token: int
+    features: Tensor
+    """[width] in the place of the target's hidden states."""
 
 
 class FeatureHead(Protocol):
@@ -127,3 +135,41 @@ class FeatureGuesser:
 
     def keep(self, request: Request, nodes: int) -> None:
         """Everything is written again from true hidden states."""
+
+
+class ParallelGuesser(FeatureGuesser):
+    """For heads that guess all tokens at once (P-EAGLE): rows behind the text see
+    a mask in the place of token and hidden state, and none knows the others' guesses."""
+
+    def __init__(
+        self, head: FeatureHead, mask: Mask, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__(head, dtype, device)
+        self.mask = Mask(mask.token, mask.features.to(dtype).to(device))
+        self._first_row: dict[str, int] = {}
+        self._masked: Tensor
+        """[sum of lookahead - 1, V]"""
+
+    @torch.inference_mode()
+    def begin(self, decodes: Sequence[Decode]) -> tuple[list[int], Tensor]:
+        ready, logits = super().begin(decodes)
+        self._first_row.clear()
+        queries: list[Query] = []
+        rows = 0
+        for request, lookahead in decodes:
+            self._first_row[request.id] = rows
+            if lookahead > 1:
+                queries.append(Query(request.blocks, len(request.tokens) - 1, lookahead - 1))
+                rows += lookahead - 1
+        if rows:
+            hidden = self.head.fuse(self.mask.features[None]).expand(rows, -1)
+            output, _ = self._step([self.mask.token] * rows, hidden, queries)
+            self._masked = self.head.logits(output)
+        return ready, logits
+
+    def extend(self, levels: Sequence[Level]) -> Tensor:
+        """The next place's guesses, whatever the nodes are."""
+        ahead = depth(levels[0]) - 1
+        return self._masked[
+            [self._first_row[one.request.id] + ahead for one in levels for _ in range(one.new)]
+        ]

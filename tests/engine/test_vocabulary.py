@@ -1,0 +1,165 @@
+"""A draft with another tokenizer proposes what both know, and nothing is lost by what it lacks."""
+
+import random
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer as HFTokenizer
+from tokenizers import decoders
+from tokenizers.models import BPE
+
+from tandem import SamplingParams
+from tandem.drafting.vocabulary import Vocabulary, translate
+from tandem.errors import ConfigError
+from tandem.tokenizer import Tokenizer
+from tests.engine.checkpoints import make_checkpoint, write_words
+from tests.engine.references import hf_greedy
+
+LENGTH = 40
+RNG = random.Random(3)
+PROMPTS = [RNG.choices(range(96), k=RNG.randrange(2, 40)) for _ in range(8)]
+TREES = {"chain": {}, "tree": {"speculative_tree": 3}}
+
+
+def renumbered(source, folder, order, words):
+    """The checkpoint with its tokens in another order, and a tokenizer of these words."""
+    shutil.copytree(source, folder)
+    weights = load_file(folder / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        weights[name] = weights[name][order].contiguous()
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    write_words(folder, words)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def permuted(target, tmp_path_factory):
+    """The target itself, its ids shuffled."""
+    order = random.Random(1).sample(range(96), 96)
+    folder = tmp_path_factory.mktemp("vocabulary") / "permuted"
+    return renumbered(target, folder, order, [f"t{i}" for i in order])
+
+
+@pytest.fixture(scope="module")
+def partial(target, tmp_path_factory):
+    """The same, but a third of its words are its own."""
+    order = random.Random(2).sample(range(96), 96)
+    words = [f"t{token}" if token % 3 else f"own{token}" for token in order]
+    return renumbered(target, tmp_path_factory.mktemp("vocabulary") / "partial", order, words)
+
+
+@pytest.fixture(params=["permuted", "partial"])
+def draft(request):
+    return request.getfixturevalue(request.param)
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_greedy_text_is_the_targets_own(engine, target, draft, tree):
+    one = engine(draft_model=draft, num_speculative_tokens=5, max_num_seqs=4, **TREES[tree])
+    outputs = one.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=LENGTH))
+    assert [o.token_ids for o in outputs] == hf_greedy(target, PROMPTS, LENGTH)
+    assert sum(o.stats.accepted for o in outputs)
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_a_seed_decides_the_text(engine, draft, tree):
+    params = [SamplingParams(seed=i, max_tokens=LENGTH, top_k=30) for i in range(len(PROMPTS))]
+    plain = engine().generate(PROMPTS, params)
+    outputs = engine(draft_model=draft, **TREES[tree]).generate(PROMPTS, params)
+    assert [o.token_ids for o in outputs] == [o.token_ids for o in plain]
+
+
+def test_the_same_model_under_other_ids_is_always_right(engine, permuted):
+    one = engine(draft_model=permuted)
+    for params in (SamplingParams(temperature=0, max_tokens=LENGTH), SamplingParams(max_tokens=60)):
+        for output in one.generate(PROMPTS, params):
+            assert output.stats.accepted >= 0.99 * output.stats.drafted > 20
+
+
+def test_only_shared_tokens_are_drafted(engine, partial):
+    one = engine(draft_model=partial)
+    params = SamplingParams(temperature=1.5, max_tokens=LENGTH)
+    propose, seen = one.proposer.propose, set()
+
+    def spying(decodes):
+        draft = propose(decodes)
+        seen.update(token for tokens in draft.tokens for token in tokens)
+        return draft
+
+    one.proposer.propose = spying
+    one.generate(PROMPTS, params)
+    assert len(seen) > 30
+    assert all(token % 3 for token in seen)
+
+
+def test_a_draft_on_two_ranks_with_a_padded_vocabulary(engine, target, tmp_path):
+    draft = make_checkpoint(tmp_path / "draft", vocab_size=104, seed=4)
+    write_words(draft, [f"t{index}" for index in range(96)])
+    parallel = {"tensor_parallel_size": 2, "draft_tensor_parallel_size": 2}
+    outputs = engine(draft_model=draft, **parallel).generate(
+        PROMPTS, SamplingParams(temperature=0, max_tokens=LENGTH)
+    )
+    assert [o.token_ids for o in outputs] == hf_greedy(target, PROMPTS, LENGTH)
+    assert sum(o.stats.drafted for o in outputs)
+
+
+def test_the_overlap_is_reported(engine, partial, caplog):
+    with caplog.at_level("INFO", "tandem"):
+        engine(draft_model=partial)
+    assert f"{partial} shares 64 of the 96 tokens" in caplog.text
+    assert "(67 %)" in caplog.text
+
+
+def test_too_little_overlap_is_refused(engine, target, tmp_path):
+    words = [f"t{token}" if token < 9 else f"own{token}" for token in range(96)]
+    draft = renumbered(target, tmp_path / "draft", list(range(96)), words)
+    with pytest.raises(ConfigError, match=r"shares 9 of the 96 tokens .* at least 10%"):
+        engine(draft_model=draft)
+
+
+def vocabulary(folder, tokens, decoder, merges=(), special=(), size=None, ends=()):
+    folder.mkdir()
+    model = BPE({token: index for index, token in enumerate(tokens)}, list(merges))
+    tokenizer = HFTokenizer(model)
+    tokenizer.decoder = decoder
+    tokenizer.add_special_tokens(list(special))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    size = size or len(tokens) + len(special)
+    return Vocabulary(folder.name, Tokenizer(folder), size, ends)
+
+
+def test_spellings_are_compared_as_bytes(tmp_path):
+    """GPT-2's alphabet against sentencepiece's; ends of text meet whatever they are called."""
+    ours = vocabulary(
+        tmp_path / "ours",
+        ["Ġ", "a", "b", "Ċ", "Ã", "©", "é", "Ġa", "ab"],
+        decoders.ByteLevel(),
+        [("Ġ", "a"), ("a", "b")],
+        special=["<|end|>", "<|pad|>"],
+        ends=(9,),
+    )
+    theirs = vocabulary(
+        tmp_path / "theirs",
+        ["a", "b", "▁", "▁a", "<0x0A>", "<0xC3>", "é"],
+        decoders.Replace("▁", " "),
+        [("▁", "a")],
+        special=["</s>", "<|pad|>"],
+        ends=(7,),
+    )
+    found = translate(ours, theirs)
+    pairs = dict(zip(found.ours.tolist(), found.theirs.tolist(), strict=True))
+    # Here é is the byte 0xE9 alone, there the letter: not the same.
+    assert pairs == {0: 2, 1: 0, 2: 1, 3: 4, 4: 5, 7: 3, 9: 7, 10: 8}
+    assert found.read_as[8] == 1  # ab: a, b
+    logits = found.logits(torch.arange(9.0)[None])
+    assert logits[0, [0, 7, 9]].tolist() == [2.0, 3.0, 7.0]
+    assert logits[0, [5, 6, 8]].tolist() == [-torch.inf] * 3
+
+
+def test_the_same_tokens_need_no_translation(tmp_path):
+    one = vocabulary(tmp_path / "one", ["a", "b"], decoders.ByteLevel())
+    assert translate(one, vocabulary(tmp_path / "two", ["a", "b"], decoders.ByteLevel())) is None
+    padded = vocabulary(tmp_path / "three", ["a", "b"], decoders.ByteLevel(), size=5)
+    assert translate(one, padded).ours.tolist() == [0, 1]
