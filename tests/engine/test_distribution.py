@@ -64,8 +64,11 @@ def models(tmp_path_factory):
     }
 
 
-def sample(models, method, params, **parameters):
-    """SAMPLES completions; six tokens each, so that whole drafts lie within the first three."""
+def sample(models, method, params, policy=None, **parameters):
+    """SAMPLES completions; six tokens each, so that whole drafts lie within the first three.
+
+    policy: cuts drafts.
+    """
     if "," in method:
         parameters |= {"speculative_method": "ngram,suffix,draft_model", "prompt_lookup_min": 1}
         parameters |= {"draft_model": models["good draft"]}
@@ -86,6 +89,8 @@ def sample(models, method, params, **parameters):
         **parameters,
     )
     with Engine(config) as engine:
+        if policy is not None:
+            engine.proposer.propose = policy(engine.proposer.propose)
         return engine.generate([PROMPT] * SAMPLES, params)
 
 
@@ -164,4 +169,40 @@ def test_a_residual_that_forgets_q_is_found_out(models, monkeypatch):
     params = SamplingParams(max_tokens=2 * LENGTH)
     expected = enumerate_sequences(models["target"], PROMPT, params, LENGTH)
     outputs = sample(models, "bad draft", params)
+    assert chi_square_p(outputs, expected, LENGTH) < REFUSE_BELOW
+
+
+def cut_where(unlikely):
+    """A policy that drafts up to the first place which is found unlikely."""
+
+    def policy(propose):
+        def cutting(decodes):
+            draft = propose(decodes)
+            for tokens, q in zip(draft.tokens, [] if draft.q is None else draft.q, strict=False):
+                places = [i for i, token in enumerate(tokens) if unlikely(q[i], token)]
+                del tokens[min(places, default=len(tokens)) :]
+            return draft
+
+        return cutting
+
+    return policy
+
+
+@pytest.mark.parametrize("method", ["bad draft", "good draft"])
+def test_a_policy_may_cut_by_what_could_be_drawn(method, models):
+    params = SamplingParams(max_tokens=2 * LENGTH)
+    expected = enumerate_sequences(models["target"], PROMPT, params, LENGTH)
+    policy = cut_where(lambda q, token: q.max() < 0.4)
+    outputs = sample(models, method, params, policy)
+    drafted = sum(output.stats.drafted for output in outputs)
+    assert 0 < drafted < 0.9 * sum(o.stats.drafted for o in sample(models, method, params))
+    assert chi_square_p(outputs, expected, LENGTH) > REFUSE_BELOW
+
+
+@pytest.mark.parametrize("method", ["bad draft", "good draft"])
+def test_a_policy_that_cuts_by_what_was_drawn_is_found_out(method, models):
+    """Non-anticipation: whether a place is drafted may not depend on the token drawn there."""
+    params = SamplingParams(max_tokens=2 * LENGTH)
+    expected = enumerate_sequences(models["target"], PROMPT, params, LENGTH)
+    outputs = sample(models, method, params, cut_where(lambda q, token: q[token] < 0.4))
     assert chi_square_p(outputs, expected, LENGTH) < REFUSE_BELOW
