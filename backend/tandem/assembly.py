@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import torch
 
@@ -18,7 +18,8 @@ from tandem.drafting.heads.eagle3 import Eagle3
 from tandem.drafting.heads.features import FeatureGuesser, ParallelGuesser
 from tandem.drafting.heads.medusa import Medusa
 from tandem.drafting.heads.mlp_speculator import MlpSpeculator
-from tandem.drafting.heads.mtp import Mtp
+from tandem.drafting.heads.modules import ModulesGuesser
+from tandem.drafting.heads.mtp import Mtp, count_modules
 from tandem.drafting.heads.target import target_tables
 from tandem.drafting.mixture import Method, MixtureProposer
 from tandem.drafting.ngram import NgramProposer
@@ -155,25 +156,34 @@ def load_guesser(
     head = read_head(config.draft_model or config.model)
     device = runners[0].device
     with torch.inference_mode():
-        made = _make_head(config, head, model, runners[0], dtype).to(device)
+        made = [one.to(device) for one in _make_heads(config, head, model, runners[0], dtype)]
     if device.type == "cpu":
-        pack_linears(made, dtype)
-    if isinstance(made, Medusa | MlpSpeculator):
-        return made
-    if isinstance(made, Eagle3) and made.mask is not None:
-        return ParallelGuesser(made, made.mask, dtype, device)
-    return FeatureGuesser(made, dtype, device)
+        for one in made:
+            pack_linears(one, dtype)
+    first, *more = made
+    if isinstance(first, Medusa | MlpSpeculator):
+        return first
+    if more:
+        return ModulesGuesser(cast("list[Mtp]", made), dtype, device)
+    if isinstance(first, Eagle3) and first.mask is not None:
+        return ParallelGuesser(first, first.mask, dtype, device)
+    return FeatureGuesser(first, dtype, device)
 
 
-def _make_head(
+def _make_heads(
     config: EngineConfig, head: Head, model: ModelConfig, target: Runner, dtype: torch.dtype
-) -> Medusa | MlpSpeculator | Eagle | Eagle3 | Mtp:
+) -> Sequence[Medusa | MlpSpeculator | Eagle | Eagle3 | Mtp]:
+    """One, but for several modules of MTP."""
     if config.method == "medusa":
-        return Medusa(head, model, dtype)
+        return [Medusa(head, model, dtype)]
     if config.method == "mlp_speculator":
-        return MlpSpeculator(head, model, dtype)
-    kinds: dict[str, type[Eagle | Eagle3 | Mtp]] = {"eagle": Eagle, "eagle3": Eagle3, "mtp": Mtp}
-    return kinds[config.method](head, model, target_tables(config, model, target, dtype), dtype)
+        return [MlpSpeculator(head, model, dtype)]
+    tables = target_tables(config, model, target, dtype)
+    if config.method == "mtp":
+        count = count_modules(head)
+        return [Mtp(head, model, tables, dtype, index) for index in range(count)]
+    kind = Eagle if config.method == "eagle" else Eagle3
+    return [kind(head, model, tables, dtype)]
 
 
 def choose_proposer(config: EngineConfig, guesser: Guesser | None, sampler: Sampler) -> Proposer:

@@ -31,6 +31,7 @@ METHODS = {
     "eagle3": "eagle3",
     "peagle": "eagle3",
     "mtp": "mtp",
+    "mtp3": "mtp",
     "medusa": "medusa",
     "mlp_speculator": "mlp_speculator",
 }
@@ -96,14 +97,16 @@ def layout(method: str, of: Shape) -> tuple[dict[str, Any], dict[str, list[int]]
         return config, shapes
     if method == "peagle":
         return _speculators(of, own_vocab)
-    if method == "mtp":
-        prefix = "model.mtp_layers.0"
+    if METHODS[method] == "mtp":
+        count = 1 if method == "mtp" else 3
         norms = ("token_layernorm", "hidden_layernorm", "input_layernorm", "final_layernorm")
-        shapes = attention(prefix, of, hidden, bias=True) | {
-            f"{prefix}.{n}.weight": [hidden] for n in norms
-        }
-        shapes[f"{prefix}.input_proj.weight"] = [hidden, 2 * hidden]
-        return _config(of, architectures=["MiMoForCausalLM"], num_nextn_predict_layers=1), shapes
+        shapes = {}
+        for prefix in (f"model.mtp_layers.{index}" for index in range(count)):
+            shapes |= attention(prefix, of, hidden, bias=True)
+            shapes |= {f"{prefix}.{n}.weight": [hidden] for n in norms}
+            shapes[f"{prefix}.input_proj.weight"] = [hidden, 2 * hidden]
+        own = {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": count}
+        return _config(of, **own), shapes
     if method == "medusa":
         shapes = {}
         for head in range(3):

@@ -30,6 +30,7 @@ DAMAGED = {
     "eagle3": "midlayer.self_attn.k_proj.weight",
     "peagle": "layers.1.mlp.up_proj.weight",
     "mtp": "model.mtp_layers.0.final_layernorm.weight",
+    "mtp3": "model.mtp_layers.2.input_proj.weight",
     "medusa": "1.0.linear.weight",
     "mlp_speculator": "speculator.proj.1.weight",
 }
@@ -126,7 +127,7 @@ class Reference:
 
     @torch.inference_mode()
     def first(self, text):
-        """Logits of the token behind the text and of the one behind its likeliest guess."""
+        """Logits of the token behind the text and of those behind the likeliest guesses."""
         states = self.model(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
         if self.method == "medusa":
             return self.medusa(states[-1][0, -1])
@@ -137,6 +138,8 @@ class Reference:
         else:
             features = states[-1][0]
         tokens = torch.tensor(text[1:])
+        if self.method == "mtp3":
+            return self.modules(features, tokens)
         output, recurrent = self.layer(features, tokens)
         first = self.logits(output[-1])
         after, token = recurrent[-1:], first.argmax()[None]
@@ -149,6 +152,25 @@ class Reference:
         if self.method == "peagle":
             features = self.norm("input_norm", features)
         return features @ self.t["fc.weight"].T
+
+    def modules(self, hidden, tokens):
+        """Each reads what the one before made of the row before, and the token guessed last."""
+        found = []
+        for module in range(3):
+            output = self.mtp(f"model.mtp_layers.{module}", hidden, tokens)
+            found.append(self.logits(output[-1]))
+            tokens = torch.cat([tokens, found[-1].argmax()[None]])
+            hidden = torch.cat([torch.zeros(1, HIDDEN), output])
+        return found
+
+    def mtp(self, prefix, hidden, tokens):
+        embedded = self.model.model.embed_tokens.weight[tokens].clone()
+        embedded[0] = 0
+        both = self.norm(f"{prefix}.hidden_layernorm", hidden)
+        both = torch.cat([both, self.norm(f"{prefix}.token_layernorm", embedded)], -1)
+        x = both @ self.t[f"{prefix}.input_proj.weight"].T
+        x = self.decoder(prefix, x, self.norm(f"{prefix}.input_layernorm", x))
+        return self.norm(f"{prefix}.final_layernorm", x)
 
     def medusa(self, hidden):
         def logits(head):
@@ -185,13 +207,7 @@ class Reference:
             out = self.decoder("layers.0", x, x)
             return out, out
         if self.method == "mtp":
-            prefix = "model.mtp_layers.0"
-            embedded[0] = 0
-            both = self.norm(f"{prefix}.hidden_layernorm", hidden)
-            both = torch.cat([both, self.norm(f"{prefix}.token_layernorm", embedded)], -1)
-            x = both @ self.t[f"{prefix}.input_proj.weight"].T
-            x = self.decoder(prefix, x, self.norm(f"{prefix}.input_layernorm", x))
-            out = self.norm(f"{prefix}.final_layernorm", x)
+            out = self.mtp("model.mtp_layers.0", hidden, tokens)
             return out, out
         name = "layers.0" if self.method == "peagle" else "midlayer"
         normed = self.norm(f"{name}.hidden_norm", hidden)
@@ -240,7 +256,7 @@ class Reference:
 @pytest.mark.parametrize("method", METHODS)
 def test_guesses_are_those_of_the_formula(engine, heads, target, prompts, expected, method):
     """At every round of some texts, after rejections, in a batch."""
-    one = engine(**drafting(method, heads[method]), num_speculative_tokens=2)
+    one = engine(**drafting(method, heads[method]), num_speculative_tokens=3)
     reference, checked = Reference(target, heads[method], method), 0
     for prompt in prompts[:4]:
         one.add_request(prompt, SamplingParams(temperature=0, max_tokens=12))

@@ -65,7 +65,7 @@ class _State(NamedTuple):
     logits: Tensor
     """[V] of the token behind it."""
     hidden: Tensor
-    """[hidden]"""
+    """What the next row takes, [hidden] or more."""
 
 
 class FeatureGuesser:
@@ -101,11 +101,17 @@ class FeatureGuesser:
         rows_of_all = torch.tensor([row for one in computed for row in one.rows])
         hidden = self.head.fuse(features.index_select(0, rows_of_all.to(features.device)))
         queries = [Query(one.request.blocks, one.start, len(one.rows)) for one in computed]
-        output, recurrent = self._step(tokens, hidden, queries)
+        output, recurrent = self._read(tokens, hidden, queries)
         logits = self.head.logits(output[ends])
         for row, (one, end) in enumerate(zip(computed, ends, strict=True)):
             length = one.start + len(one.rows) + 1
             self._states[one.request] = _State(length, logits[row], recurrent[end])
+
+    def _read(
+        self, tokens: Sequence[int], hidden: Tensor, queries: Sequence[Query]
+    ) -> tuple[Tensor, Tensor]:
+        """Runs over rows of the texts."""
+        return self._step(tokens, hidden, queries)
 
     def _step(
         self, tokens: Sequence[int], hidden: Tensor, queries: Sequence[Query]
@@ -127,11 +133,15 @@ class FeatureGuesser:
     @torch.inference_mode()
     def extend(self, levels: Sequence[Level]) -> Tensor:
         """Feeds the new nodes, each with the output of the one it was chosen from."""
+        output, self._hidden = self._step(*self._level_rows(levels))
+        return self.head.logits(output)
+
+    def _level_rows(self, levels: Sequence[Level]) -> tuple[list[int], Tensor, list[Query]]:
+        """Tokens of the new nodes, what their origins handed on, and where they go."""
         tokens = [token for level in levels for token in level.tokens[-level.new :]]
         origins = [row for level in levels for row in level.origins]
         queries = [level_query(level, lag=1) for level in levels]
-        output, self._hidden = self._step(tokens, self._hidden[origins], queries)
-        return self.head.logits(output)
+        return tokens, self._hidden[origins], queries
 
     def keep(self, request: Request, nodes: int) -> None:
         """Everything is written again from true hidden states."""

@@ -1,7 +1,7 @@
 """Multi-token prediction in MiMo's published layout (arXiv 2505.07608): a whole decoder layer over
 [hidden, embedding], behind the target's own embedding and head.
 
-A checkpoint may have several modules; the first guesses every level (later levels reuse it).
+One module guesses every token, feeding on itself; of several, each guesses one (`modules`).
 """
 
 from __future__ import annotations
@@ -15,17 +15,26 @@ from tandem.models.config import ModelConfig
 from tandem.models.decoder import Attention, Layer
 from tandem.models.layers import Linear, RMSNorm, RotaryTable
 
-PREFIX = "model.mtp_layers.0"
+PREFIX = "model.mtp_layers."
+
+
+def count_modules(head: Head) -> int:
+    """How many modules a checkpoint holds."""
+    places = {name.removeprefix(PREFIX).split(".")[0] for name in head.tensors if PREFIX in name}
+    return max(1, len(places))
 
 
 class Mtp(nn.Module):
-    """`model.mtp_layers.0.*`."""
+    """`model.mtp_layers.{index}.*`."""
 
     taps: tuple[int, ...] = ()
 
-    def __init__(self, head: Head, target: ModelConfig, tables: Tables, dtype: torch.dtype) -> None:
+    def __init__(
+        self, head: Head, target: ModelConfig, tables: Tables, dtype: torch.dtype, index: int = 0
+    ) -> None:
         super().__init__()
-        config = layer_config(head, target)
+        config = layer_config(head, target, count_modules(head))
+        self.index = index
         size, eps = config.hidden_size, config.norm_eps
         self.config = config
         self.tables = tables
@@ -43,8 +52,9 @@ class Mtp(nn.Module):
             "post_attention_layernorm": "layer.post_norm",
             "final_layernorm": "norm",
         }
-        places = {f"{PREFIX}.{a}.weight": Place(f"{b}.weight") for a, b in names.items()}
-        fill(self, head, places | layer_places(config, PREFIX, "layer"))
+        prefix = f"{PREFIX}{index}"
+        places = {f"{prefix}.{a}.weight": Place(f"{b}.weight") for a, b in names.items()}
+        fill(self, head, places | layer_places(config, prefix, "layer"))
 
     def fuse(self, features: Tensor) -> Tensor:
         return features
@@ -54,7 +64,7 @@ class Mtp(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         embedded = self.tables.embed(tokens).masked_fill((positions == 0)[:, None], 0)
         both = torch.cat([self.hidden_norm(hidden), self.token_norm(embedded)], -1)
-        x = self.layer(0, self.project(both), self.rope(positions), attention)
+        x = self.layer(self.index, self.project(both), self.rope(positions), attention)
         out = self.norm(x)
         return out, out
 
