@@ -153,6 +153,23 @@ def generate(
     run(texts, parameters, sampling)
 
 
+@app.command()
+def fit_tree(
+    prompts: Annotated[Path, typer.Argument(help="JSON file with a list of prompts.")],
+    model: Annotated[str, typer.Option(help="Model whose guesses are measured.")] = "tandem",
+    model_repository: Repository = Path("model_repository"),
+    set_: Settings = None,
+    nodes: Annotated[int, typer.Option(min=1, max=256, help="Nodes of the tree.")] = 16,
+    depth: Annotated[int, typer.Option(min=1, max=16, help="Longest path.")] = 5,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens measured a prompt.")] = 128,
+) -> None:
+    """Fit speculative_tree to how often a model's guesses are right on your prompts."""
+    from tandem.fit_tree import run as run_fit
+
+    folder = model_repository / model
+    run_fit(folder, _settings(set_), prompts, nodes, depth, max_tokens)
+
+
 def _settings(items: list[str] | None) -> dict[str, str]:
     settings = {}
     for item in items or []:

@@ -19,7 +19,7 @@ from tandem.verification.sampler import Sampler, by_rejection
 from tandem.verification.scores import Row
 
 
-class _Chain:
+class Chain:
     """A request's draft while it grows."""
 
     def __init__(self, place: int, row: int, decode: Decode, deepest: int) -> None:
@@ -53,7 +53,7 @@ class ChainProposer(Proposer):
             return Draft(drafts)
         deepest = self.guesser.max_depth
         chains = [
-            _Chain(asking[index], row, decodes[asking[index]], deepest)
+            Chain(asking[index], row, decodes[asking[index]], deepest)
             for row, index in enumerate(ready)
         ]
         q = self._empty_q(len(decodes), chains, logits)
@@ -77,13 +77,13 @@ class ChainProposer(Proposer):
         self.guesser.absorb(computed, features)
 
     @staticmethod
-    def _empty_q(count: int, chains: Sequence[_Chain], logits: Tensor) -> Tensor | None:
+    def _empty_q(count: int, chains: Sequence[Chain], logits: Tensor) -> Tensor | None:
         if not any(by_rejection(chain.request) for chain in chains):
             return None
         longest = max(chain.lookahead for chain in chains)
         return torch.zeros((count, longest, logits.shape[-1]), device=logits.device)
 
-    def _append(self, logits: Tensor, chains: Sequence[_Chain], q: Tensor | None) -> None:
+    def _append(self, logits: Tensor, chains: Sequence[Chain], q: Tensor | None) -> None:
         """Draws the next token of each chain and records what it was drawn from."""
         if len(chains) < len(logits):
             logits = logits[[chain.row for chain in chains]]
