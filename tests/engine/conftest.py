@@ -57,3 +57,34 @@ def engine(target: Path) -> Iterator[Callable[..., Engine]]:
     yield make
     for one in made:
         one.shutdown()
+
+
+@pytest.fixture
+def exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arithmetic that does not depend on how many rows are computed together: in float64, rounded.
+
+    Sums of another order then differ by too little to be seen, and the same text must have the same
+    KV bit for bit, however it came about.
+    """
+
+    def doubled(call: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def widened(value: Any) -> Any:
+            return value.double() if isinstance(value, torch.Tensor) else value
+
+        def inner(*arguments: Any, **named: Any) -> torch.Tensor:
+            wide = {name: widened(value) for name, value in named.items()}
+            return call(*map(widened, arguments), **wide).float()
+
+        return inner
+
+    for name in ("linear", "silu", "rms_norm", "scaled_dot_product_attention"):
+        monkeypatch.setattr(torch.nn.functional, name, doubled(getattr(torch.nn.functional, name)))
+
+    def rotate(x: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor]) -> None:
+        cos, sin = (factor.double() for factor in rope)
+        wide = x.double()
+        x.copy_(wide * cos + wide.roll(x.shape[-1] // 2, -1) * sin)
+
+    monkeypatch.setattr("tandem.models.decoder.rotate_", rotate)
+    for user in ("tandem.models.loader", "tandem.assembly"):
+        monkeypatch.setattr(f"{user}.pack_linears", lambda model, dtype: None)
