@@ -336,7 +336,7 @@ def test_kv_after_rollbacks_and_cached_prefixes_is_that_of_a_fresh_pass_bit_for_
         one.step()
     text = list(request.tokens)
     fresh = engine(**parameters, block_size=4, enable_prefix_caching=False)
-    fresh.add_request(text, SamplingParams(temperature=0, max_tokens=5))
+    fresh.add_request(text, SamplingParams(temperature=0, max_tokens=20))
     for _ in range(2):  # a draft model reads its text in its first round
         fresh.step()
     (other,) = fresh.scheduler.running
