@@ -105,16 +105,17 @@ def test_a_node_sees_its_ancestors_alone(target):
         torch.testing.assert_close(logits[node], expected, atol=1e-4, rtol=0)
 
 
-def test_the_prefix_is_read_once_for_all_nodes():
-    """Batch expansion would read it once for every node."""
-    parents = [-1, *(node // 2 for node in range(15))]
-    tree = Query(range(40), 600, len(parents), parents)
+@pytest.mark.parametrize(
+    ("text", "nodes", "expanded"), [(200, 8, 1621), (600, 16, 9654), (4000, 64, 256_328)]
+)
+def test_the_prefix_is_read_once_for_all_nodes(text, nodes, expanded):
+    """Batch expansion would read it once for every node; docs/methods.md has the figures."""
+    parents = [-1, *(node // 2 for node in range(nodes - 1))]
+    tree = Query(range(text), text, nodes, parents)
     layout = plan_layout([tree], 16, 2, torch.float32, torch.device("cpu"))
     (group,) = layout.groups
-    read = group.kv.stop - group.kv.start
-    assert read == 600 + 16
-    expanded = sum(600 + 1 + int(depth) for depth in layout.positions - 600)
-    assert expanded > 15 * read
+    assert group.kv.stop - group.kv.start == text + nodes
+    assert sum(int(position) + 1 for position in layout.positions) == expanded
 
 
 @pytest.mark.usefixtures("exact")

@@ -3,20 +3,18 @@ from the target's last hidden state, none knowing the others' guesses."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from weakref import WeakKeyDictionary
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tandem.drafting import Computed
 from tandem.drafting.heads.checkpoint import Head, Place, fill
+from tandem.drafting.heads.last_hidden import LastHidden
 from tandem.drafting.steps import Level, depth
 from tandem.errors import CheckpointError
 from tandem.models.config import ModelConfig
 from tandem.models.layers import Linear
-from tandem.request import Request
 from tandem.scheduler import Decode
 
 
@@ -37,10 +35,8 @@ class MedusaHead(nn.Module):
         return logits.float()
 
 
-class Medusa(nn.Module):
+class Medusa(LastHidden):
     """A guesser; both published layouts (`{head}.{layer}.linear.*` and `blocks.*, lm_heads.*`)."""
-
-    taps: tuple[int, ...] | None = ()
 
     def __init__(self, head: Head, model: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
@@ -56,8 +52,14 @@ class Medusa(nn.Module):
         bias = "blocks.0.layers.0.bias" in names
         self.max_depth = count
         self.heads = nn.ModuleList(MedusaHead(layers, model, bias, dtype) for _ in range(count))
+        fill(self, head, self._places(names, layers, bias))
+        self._rows: dict[str, int] = {}
+        self._logits: list[Tensor] = []
+
+    def _places(self, names: Mapping[str, str], layers: int, bias: bool) -> dict[str, Place]:
+        """names: of the checkpoint's tensors, by what they are called in the newer layout."""
         places: dict[str, Place] = {}
-        for index in range(count):
+        for index in range(self.max_depth):
             for layer in range(layers):
                 for kind in ("weight", "bias") if bias else ("weight",):
                     theirs = f"blocks.{index}.layers.{layer}.{kind}"
@@ -65,19 +67,11 @@ class Medusa(nn.Module):
                     places[names.get(theirs, f"{index}.{layer}.linear.{kind}")] = place
             theirs = f"lm_heads.{index}.weight"
             places[names.get(theirs, theirs)] = Place(f"heads.{index}.head.weight")
-        fill(self, head, places)
-        self._hidden: WeakKeyDictionary[Request, Tensor] = WeakKeyDictionary()
-        self._rows: dict[str, int] = {}
-        self._logits: list[Tensor] = []
-
-    def absorb(self, computed: Sequence[Computed], features: Tensor) -> None:
-        """Keeps the hidden state at the end of each text."""
-        for one in computed:
-            self._hidden[one.request] = features[one.rows[-1]].clone()
+        return places
 
     @torch.inference_mode()
     def begin(self, decodes: Sequence[Decode]) -> tuple[list[int], Tensor]:
-        hidden = torch.stack([self._hidden[decode.request] for decode in decodes])
+        hidden = self.hidden(decodes)
         deepest = max(decode.lookahead for decode in decodes)
         self._logits = [head(hidden) for head in self.heads[:deepest]]
         self._rows = {decode.request.id: row for row, decode in enumerate(decodes)}
@@ -87,9 +81,6 @@ class Medusa(nn.Module):
         """The next head's guesses, whatever the nodes are."""
         rows = [self._rows[level.request.id] for level in levels for _ in range(level.new)]
         return self._logits[depth(levels[0])][rows]
-
-    def keep(self, request: Request, nodes: int) -> None:
-        """It keeps nothing of its guesses."""
 
 
 def _new_name(name: str) -> str:

@@ -5,18 +5,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tandem.drafting import Computed
 from tandem.drafting.heads.checkpoint import Head, Place, fill, value
+from tandem.drafting.heads.last_hidden import LastHidden
 from tandem.drafting.steps import Level, depth
 from tandem.models.config import ModelConfig
 from tandem.models.layers import Embedding, Linear
-from tandem.request import Request
 from tandem.scheduler import Decode
 
 EPS = 1e-6
@@ -39,10 +37,8 @@ class _Norm(nn.Module):
         return rms(x) * self.weight + self.bias
 
 
-class MlpSpeculator(nn.Module):
+class MlpSpeculator(LastHidden):
     """A guesser; `speculator.{emb,proj,head,ln}.{stage}.*`."""
-
-    taps: tuple[int, ...] | None = ()
 
     def __init__(self, head: Head, model: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
@@ -60,7 +56,6 @@ class MlpSpeculator(nn.Module):
         state_weight = 0.5 ** (0.5 / stages)
         self.ratio = math.sqrt((1 - state_weight**2) * inner / 2) / state_weight
         fill(self, head, dict(self._places(head, stages)))
-        self._states: WeakKeyDictionary[Request, Tensor] = WeakKeyDictionary()
         self._last: Tensor
 
     @staticmethod
@@ -79,14 +74,9 @@ class MlpSpeculator(nn.Module):
                     found.append((own if own in head.tensors else name, Place(own[11:])))
         return found
 
-    def absorb(self, computed: Sequence[Computed], features: Tensor) -> None:
-        """Keeps the hidden state at the end of each text."""
-        for one in computed:
-            self._states[one.request] = features[one.rows[-1]].clone()
-
     @torch.inference_mode()
     def begin(self, decodes: Sequence[Decode]) -> tuple[list[int], Tensor]:
-        hidden = torch.stack([self._states[decode.request] for decode in decodes])
+        hidden = self.hidden(decodes)
         if self.scale_input:
             hidden = rms(hidden) / math.sqrt(2)
         tokens = [decode.request.tokens[-1] for decode in decodes]
@@ -104,6 +94,3 @@ class MlpSpeculator(nn.Module):
         self._last = F.gelu(self.ln[stage](self.proj[stage](state) + self.ratio * embedded))
         logits: Tensor = self.head[stage](self._last)
         return logits.float()
-
-    def keep(self, request: Request, nodes: int) -> None:
-        """It keeps nothing of its guesses."""
