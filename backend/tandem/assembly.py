@@ -31,7 +31,7 @@ from tandem.errors import CheckpointError, ConfigError
 from tandem.kv_cache import BlockManager, cpu_kv_memory
 from tandem.limits import Limits
 from tandem.models.config import ModelConfig, read_model_config
-from tandem.models.layers import pack_linears
+from tandem.models.layers import computes_in, pack_linears
 from tandem.models.shard import check_shards
 from tandem.runners.commands import Role
 from tandem.runners.model_runner import ModelRunner
@@ -221,15 +221,6 @@ def choose_dtype(config: EngineConfig, model: ModelConfig, placement: Placement)
     if config.dtype == "auto" and placement.devices[0].type == "cpu" and not computes_in(name):
         return torch.float32
     return DTYPES[name]
-
-
-def computes_in(dtype: str) -> bool:
-    """Whether this processor has arithmetic of its own for the format, or emulates it slowly."""
-    native = {
-        "bfloat16": torch.ops.mkldnn._is_mkldnn_bf16_supported,
-        "float16": torch.ops.mkldnn._is_mkldnn_fp16_supported,
-    }
-    return dtype not in native or bool(native[dtype]())
 
 
 def choose_max_model_len(config: EngineConfig, model: ModelConfig) -> int:

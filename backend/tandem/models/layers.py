@@ -82,6 +82,15 @@ def pack_linears(model: nn.Module, dtype: torch.dtype) -> None:
             module.pack()
 
 
+def computes_in(dtype: str) -> bool:
+    """Whether this processor has arithmetic of its own for the format, or emulates it slowly."""
+    native = {
+        "bfloat16": torch.ops.mkldnn._is_mkldnn_bf16_supported,
+        "float16": torch.ops.mkldnn._is_mkldnn_fp16_supported,
+    }
+    return dtype not in native or bool(native[dtype]())
+
+
 class RMSNorm(nn.Module):
     """Root-mean-square norm with a scale."""
 

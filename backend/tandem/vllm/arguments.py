@@ -9,6 +9,7 @@ from typing import Any
 from tandem.config import EngineConfig
 from tandem.errors import ConfigError
 from tandem.kv_cache import cpu_kv_memory
+from tandem.models.layers import computes_in
 from tandem.request import Request, SamplingParams
 from tandem.runners.placement import Placement
 from tandem.vllm.per_request import LIMIT
@@ -46,6 +47,8 @@ def engine_arguments(config: EngineConfig, on_cpu: bool) -> dict[str, Any]:
         "disable_log_stats": True,
         "speculative_config": _speculative(config),
     }
+    if on_cpu and config.dtype == "auto" and not computes_in("bfloat16"):
+        arguments["dtype"] = "float32"  # as the native engine chooses
     given = {key: value for key, value in arguments.items() if value is not None}
     return given | config.vllm_engine_args
 

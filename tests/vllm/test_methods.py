@@ -1,0 +1,31 @@
+"""vLLM's own proposals on the same heads: it keeps as many drafted tokens as the native engine."""
+
+import pytest
+
+from tandem import Engine, SamplingParams
+from tandem.service import EngineService
+from tests.engine.sinks import submit
+from tests.vllm.test_engine import PAIR, config, ids, vllm_config
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+PROMPTS = ["def main():", "import os", "class Stack:\n    def push", "for line in lines:"]
+PARAMS = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+
+
+@pytest.mark.parametrize("method", ["eagle3", "medusa", "mlp_speculator"])
+def test_both_engines_keep_the_same_drafts(method):
+    parameters = {"speculative_method": method, "draft_model": PAIR / method}
+    with Engine(config(**parameters)) as engine:
+        native = engine.generate(PROMPTS, PARAMS)
+    service = EngineService(vllm_config(**parameters))
+    try:
+        answers = [submit(service, prompt, PARAMS) for prompt in PROMPTS]
+        texts = [ids(answer) for answer in answers]
+        stats = [answer.outputs[-1].stats for answer in answers]
+    finally:
+        service.stop()
+    assert texts == [output.token_ids for output in native]
+    assert sum(one.accepted for one in stats) > 40
+    for theirs, ours in zip(stats, (output.stats for output in native), strict=True):
+        assert (theirs.rounds, theirs.accepted) == (ours.rounds, ours.accepted)
