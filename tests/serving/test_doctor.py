@@ -88,12 +88,30 @@ def test_weights_of_another_shape_are_named(repository: Path) -> None:
     assert "model.layers.0.mlp.gate_proj.weight should have 32 rows" in failures(repository)
 
 
-def test_a_draft_with_other_tokens_is_refused(repository: Path) -> None:
-    folder = repository / "pair" / "1" / "draft"
-    swapped = VOCABULARY | {"a": 1, "b": 0}
-    model = {"type": "WordLevel", "vocab": swapped, "unk_token": "a"}
-    (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model}))
-    assert "use a draft with the target's tokenizer" in failures(repository)
+def write_vocabulary(repository: Path, vocabulary: dict[str, int]) -> None:
+    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "a"}
+    text = json.dumps({"version": "1.0", "model": model})
+    (repository / "pair" / "1" / "draft" / "tokenizer.json").write_text(text)
+
+
+def test_what_a_draft_with_another_tokenizer_shares_is_told(repository: Path) -> None:
+    write_vocabulary(repository, {"a": 1, "b": 0, "x": 2, "y": 3})
+    findings = list(examine_models(repository, None))
+    assert any("knows 2 of the target's 4 tokens" in finding.text for finding in findings)
+    write_vocabulary(repository, {"a0": 0, "a": 1, "w": 2, "y": 3})
+    assert not failures(repository)
+    write_vocabulary(repository, {"p": 0, "q": 1, "w": 2, "y": 3})
+    assert "shares 0 of the 4 tokens" in failures(repository)
+
+
+def test_a_head_needs_no_decoder_of_its_own(repository: Path) -> None:
+    config = repository / "pair" / "config.pbtxt"
+    config.write_text(config.read_text() + PARAMETER.format("speculative_method", "eagle3"))
+    head = repository / "pair" / "1" / "draft"
+    (head / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLMEagle3"]}))
+    assert not failures(repository)
+    (head / "model.safetensors").unlink()
+    assert "draft holds no weights" in failures(repository)
 
 
 def test_a_missing_server_is_a_failure(tmp_path: Path) -> None:

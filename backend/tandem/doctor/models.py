@@ -2,15 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from tandem.config import EngineConfig
+from tandem.config import HEADS, EngineConfig
 from tandem.doctor.finding import Finding, Level, failure, ok
 from tandem.engine_process import interpreter
 from tandem.errors import TandemError
 from tandem.serving.model_config import ServedModel, read_model
-
-_MODEL_KEYS: Final = ("model", "draft_model")
 
 
 def examine_models(repository: Path, names: Sequence[str] | None) -> Iterator[Finding]:
@@ -45,8 +43,11 @@ def _checkpoints(model: ServedModel, config: EngineConfig) -> Iterator[Finding]:
     from tandem.runners.placement import place
     from tandem.tokenizer import Tokenizer
 
-    folders = {key: getattr(config, key) for key in _MODEL_KEYS}
-    findings = [_weights(f"{model.name}: {key}", each) for key, each in folders.items() if each]
+    findings = [_weights(f"{model.name}: model", config.model)]
+    if config.draft_model is not None and config.method == "draft_model":
+        findings.append(_weights(f"{model.name}: draft_model", config.draft_model))
+    if config.method in HEADS:
+        findings.append(_head(f"{model.name}: draft_model", config))
     yield from findings
     if any(finding.level is Level.FAILURE for finding in findings):
         return
@@ -58,6 +59,14 @@ def _checkpoints(model: ServedModel, config: EngineConfig) -> Iterator[Finding]:
         yield ok(f"{model.name}: vocabulary", agreement)
     check_ranks(config, model_config, draft)
     place(config)
+
+
+def _head(subject: str, config: EngineConfig) -> Finding:
+    """Its files can be read; whether they fit the target is seen at load."""
+    from tandem.drafting.heads.checkpoint import read_head
+
+    head = read_head(config.draft_model or config.model)
+    return ok(subject, f"{config.method}, {len(head.tensors)} tensors in {head.folder}")
 
 
 def _weights(subject: str, folder: Path) -> Finding:
