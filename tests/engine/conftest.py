@@ -86,5 +86,5 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
         x.copy_(wide * cos + wide.roll(x.shape[-1] // 2, -1) * sin)
 
     monkeypatch.setattr("tandem.models.decoder.rotate_", rotate)
-    for user in ("tandem.models.loader", "tandem.assembly"):
+    for user in ("tandem.models.loader", "tandem.drafting.build"):
         monkeypatch.setattr(f"{user}.pack_linears", lambda model, dtype: None)

@@ -38,7 +38,8 @@ def _examine(folder: Path) -> Iterator[Finding]:
 
 
 def _checkpoints(model: ServedModel, config: EngineConfig) -> Iterator[Finding]:
-    from tandem.assembly import check_ranks, choose_translation, read_draft_config
+    from tandem.assembly import check_ranks, read_draft_config
+    from tandem.drafting.build import choose_translation
     from tandem.models.config import read_model_config
     from tandem.runners.placement import place
     from tandem.tokenizer import Tokenizer

@@ -1,0 +1,120 @@
+"""Builds what guesses: the model behind a method, and the proposer around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+
+from tandem.config import HEADS, EngineConfig
+from tandem.drafting import NoProposer, Proposer
+from tandem.drafting.chain import ChainProposer
+from tandem.drafting.draft_model import DraftModel
+from tandem.drafting.heads.checkpoint import Head, read_head
+from tandem.drafting.heads.eagle import Eagle
+from tandem.drafting.heads.eagle3 import Eagle3
+from tandem.drafting.heads.features import FeatureGuesser, ParallelGuesser
+from tandem.drafting.heads.medusa import Medusa
+from tandem.drafting.heads.mlp_speculator import MlpSpeculator
+from tandem.drafting.heads.modules import ModulesGuesser
+from tandem.drafting.heads.mtp import Mtp, count_modules
+from tandem.drafting.heads.target import target_tables
+from tandem.drafting.mixture import Method, MixtureProposer
+from tandem.drafting.ngram import NgramProposer
+from tandem.drafting.steps import Guesser
+from tandem.drafting.suffix import SuffixProposer
+from tandem.drafting.tree import TreeProposer
+from tandem.drafting.vocabulary import Translation, Vocabulary, translate
+from tandem.models.config import ModelConfig
+from tandem.models.layers import pack_linears
+from tandem.runners.parallel_runner import Runner
+from tandem.tokenizer import Tokenizer
+from tandem.verification.sampler import Sampler
+
+
+def choose_translation(
+    config: EngineConfig, model: ModelConfig, draft: ModelConfig | None, tokenizer: Tokenizer
+) -> Translation | None:
+    """Between target and draft, where their tokens differ. Without a tokenizer of its own the draft
+    has the target's."""
+    if draft is None or config.draft_model is None:
+        return None
+    if (
+        not (config.draft_model / "tokenizer.json").exists()
+        and draft.vocab_size == model.vocab_size
+    ):
+        return None
+    return translate(
+        Vocabulary.of(f"the target {config.model}", tokenizer, model),
+        Vocabulary.of(f"The draft {config.draft_model}", Tokenizer(config.draft_model), draft),
+    )
+
+
+def load_guesser(
+    config: EngineConfig,
+    model: ModelConfig,
+    runners: Sequence[Runner],
+    dtype: torch.dtype,
+    translation: Translation | None,
+) -> Guesser | None:
+    """The model that guesses, where the method has one."""
+    if config.method == "draft_model":
+        return DraftModel(runners[-1], config.max_num_batched_tokens, translation)
+    if config.method not in HEADS:
+        return None
+    head = read_head(config.draft_model or config.model)
+    device = runners[0].device
+    with torch.inference_mode():
+        made = [one.to(device) for one in _make_heads(config, head, model, runners[0], dtype)]
+    if device.type == "cpu":
+        for one in made:
+            pack_linears(one, dtype)
+    first, *more = made
+    if isinstance(first, Medusa | MlpSpeculator):
+        return first
+    if more:
+        return ModulesGuesser(cast("list[Mtp]", made), dtype, device)
+    if isinstance(first, Eagle3) and first.mask is not None:
+        return ParallelGuesser(first, first.mask, dtype, device)
+    return FeatureGuesser(first, dtype, device)
+
+
+def _make_heads(
+    config: EngineConfig, head: Head, model: ModelConfig, target: Runner, dtype: torch.dtype
+) -> Sequence[Medusa | MlpSpeculator | Eagle | Eagle3 | Mtp]:
+    """One, but for several modules of MTP."""
+    if config.method == "medusa":
+        return [Medusa(head, model, dtype)]
+    if config.method == "mlp_speculator":
+        return [MlpSpeculator(head, model, dtype)]
+    tables = target_tables(config, model, target, dtype)
+    if config.method == "mtp":
+        count = count_modules(head)
+        return [Mtp(head, model, tables, dtype, index) for index in range(count)]
+    kind = Eagle if config.method == "eagle" else Eagle3
+    return [kind(head, model, tables, dtype)]
+
+
+def choose_proposer(config: EngineConfig, guesser: Guesser | None, sampler: Sampler) -> Proposer:
+    """The proposer of `speculative_method`."""
+    made = [_make_method(config, name, guesser, sampler) for name in config.methods]
+    return made[0].proposer if len(made) == 1 else MixtureProposer(made)
+
+
+def _make_method(
+    config: EngineConfig, name: str, guesser: Guesser | None, sampler: Sampler
+) -> Method:
+    if name == "ngram":
+        lookup = NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
+        return Method(name, lookup, is_lookup=True)
+    if name == "suffix":
+        return Method(name, SuffixProposer(config), is_lookup=True)
+    if guesser is None:
+        return Method(name, NoProposer(), is_lookup=True)
+    tree = config.speculative_tree
+    if tree is None:
+        return Method(name, ChainProposer(guesser, sampler), is_lookup=False)
+    shape = tree if isinstance(tree, list) else None
+    top_k = tree if isinstance(tree, int) else 1
+    return Method(name, TreeProposer(guesser, sampler, top_k, shape), is_lookup=False)
