@@ -24,13 +24,14 @@ class Reference:
     @torch.inference_mode()
     def first(self, text):
         """Logits of the token behind the text and of those behind the likeliest guesses."""
-        states = self.model(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
+        states = self.states(text[:-1])
         if self.method == "medusa":
             return self.medusa(states[-1][0, -1])
         if self.method == "mlp_speculator":
             return self.mlp(states[-1][0, -1], text[-1])
         if METHODS[self.method] == "eagle3":
-            features = self.fuse(torch.cat([states[layer][0] for layer in LAYER_IDS], -1))
+            taps = [states[layer][0] for layer in LAYER_IDS[self.method]]
+            features = self.fuse(torch.cat(taps, -1))
         else:
             features = states[-1][0]
         tokens = torch.tensor(text[1:])
@@ -43,6 +44,15 @@ class Reference:
             after, token = self.fuse(self.t["mask_hidden"][0]), torch.tensor([VOCAB])
         output, _ = self.layer(torch.cat([features, after]), torch.cat([tokens, token]))
         return first, self.logits(output[-1])
+
+    def states(self, tokens):
+        """The input of each layer, the last layer's output, and the same behind the norm."""
+        given = []
+        norm = self.model.model.norm
+        hook = norm.register_forward_hook(lambda module, inputs, out: given.append(inputs[0]))
+        states = self.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+        hook.remove()
+        return [*states[:-1], given[0], states[-1]]
 
     def fuse(self, features):
         if self.method == "peagle":

@@ -25,7 +25,7 @@ class Shape(NamedTuple):
 
 TINY = Shape()
 DEMO = Shape(512, 4096, 1408, 8, 4)
-LAYER_IDS = [0, 1]
+LAYER_IDS = {"eagle3": [0, 1], "peagle": [0, 2]}
 METHODS = {
     "eagle": "eagle",
     "eagle3": "eagle3",
@@ -81,13 +81,13 @@ def layout(method: str, of: Shape) -> tuple[dict[str, Any], dict[str, list[int]]
         return _config(of, architectures=["LlamaForCausalLM"], bias=True), shapes
     if method == "eagle3":
         shapes = attention("midlayer", of, 2 * hidden) | {
-            "fc.weight": [hidden, len(LAYER_IDS) * hidden],
+            "fc.weight": [hidden, 2 * hidden],
             "midlayer.hidden_norm.weight": [hidden],
             "midlayer.input_layernorm.weight": [hidden],
             "norm.weight": [hidden],
             "lm_head.weight": [own_vocab, hidden],
         }
-        ids = {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": LAYER_IDS}
+        ids = {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": LAYER_IDS[method]}
         config = _config(
             of,
             architectures=["LlamaForCausalLMEagle3"],
@@ -142,21 +142,21 @@ def _speculators(of: Shape, own_vocab: int) -> tuple[dict[str, Any], dict[str, l
     shapes = attention("layers.0", of, 2 * hidden) | attention("layers.1", of, hidden)
     shapes |= {
         "embed_tokens.weight": [of.vocab + 1, hidden],
-        "fc.weight": [hidden, len(LAYER_IDS) * hidden],
-        "input_norm.weight": [len(LAYER_IDS) * hidden],
+        "fc.weight": [hidden, 2 * hidden],
+        "input_norm.weight": [2 * hidden],
         "layers.0.hidden_norm.weight": [hidden],
         "layers.0.input_layernorm.weight": [hidden],
         "layers.1.input_layernorm.weight": [hidden],
         "norm.weight": [hidden],
         "lm_head.weight": [own_vocab, hidden],
-        "mask_hidden": [1, 1, len(LAYER_IDS) * hidden],
+        "mask_hidden": [1, 1, 2 * hidden],
     }
     layer = _config(of, num_hidden_layers=2, rope_theta=ROPE, model_type="llama")
     config = {
         "speculators_model_type": "peagle",
         "transformer_layer_config": layer | {"vocab_size": of.vocab + 1},
         "draft_vocab_size": own_vocab,
-        "eagle_aux_hidden_state_layer_ids": LAYER_IDS,
+        "eagle_aux_hidden_state_layer_ids": LAYER_IDS["peagle"],
         "norm_before_fc": True,
         "norm_before_residual": True,
         "mask_token_id": of.vocab,

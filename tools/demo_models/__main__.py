@@ -73,12 +73,13 @@ def head_command(
     lessons: Annotated[Path, typer.Option(help="what the command of that name wrote")],
     out: Out,
     minutes: float = 30.0,
+    start: Annotated[Path | None, typer.Option(help="a head to train further")] = None,
     seed: int = 0,
 ) -> None:
     """Train one head."""
     if method not in METHODS:
         raise typer.BadParameter(f"{method}: choose one of {', '.join(METHODS)}")
-    teach(method, target, lessons, out, minutes * 60, seed)
+    teach(method, target, lessons, out, minutes * 60, seed, start)
 
 
 @app.command("report")

@@ -115,7 +115,7 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """tokens, positions [T] to final hidden states [T, hidden], after the last norm.
 
-        tap is shown the input of every layer.
+        tap is shown the input of every layer; what the last one gives is that of one more.
         """
         x = self.embed(tokens)
         rope = self.rope(positions)
@@ -123,6 +123,8 @@ class Decoder(nn.Module):
             if tap is not None:
                 tap(index, x)
             x = layer(index, x, rope, attention)
+        if tap is not None:
+            tap(len(self.layers), x)
         return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from ..generate import Rollouts
 from ..models import load_model
 from ..rollouts import PROMPT_TOKENS, rollout_batches
 
-TAPPED = (2, 5, 7)  # layers whose inputs EAGLE-3 reads: early, middle, late
+EARLY = (2, 5)  # layers whose inputs EAGLE-3 reads beside the last one's output
 TEMPERATURE = 0.7  # of the teacher, as for the draft
 LATER_STEPS = 0.8  # weight of a step, relative to the one before
 ROWS_AT_ONCE = 16
@@ -27,7 +27,7 @@ class Lesson(NamedTuple):
     """Rows of text and what the target made of them.
 
     tokens [rows, length]; top_ids and top_logits [rows, length, TOP] as in `Rollouts`; early
-    [rows, length, 3 hidden] the inputs of the TAPPED layers, last [rows, length, hidden] the normed
+    [rows, length, 2 hidden] the inputs of the EARLY layers, last [rows, length, hidden] the normed
     output of the last one, both bf16.
     """
 
@@ -46,7 +46,7 @@ def write_lessons(target: Path, rollouts: Rollouts, out: Path) -> None:
     for tokens in track(rollouts.tokens.split(ROWS_AT_ONCE), "reading"):
         read = model.model(tokens, output_hidden_states=True, use_cache=False)
         states = [state.bfloat16() for state in read.hidden_states]
-        early.append(torch.cat([states[layer] for layer in TAPPED], -1))
+        early.append(torch.cat([states[layer] for layer in EARLY], -1))
         last.append(states[-1])
     torch.save([*rollouts, torch.cat(early), torch.cat(last)], out)
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from .layer import INNER, KeyValues, MidLayer, MtpLayer, norm
-from .lessons import TAPPED, Lesson, first_taught, last_taught, teacher_loss
+from .lessons import EARLY, Lesson, first_taught, last_taught, teacher_loss
 
 OWN_VOCABULARY = 1536  # EAGLE-3's: 99.3 % of what the target writes
 
@@ -46,12 +46,20 @@ def unrolled_losses(head: Recurrent, table: Tensor, lesson: Lesson, steps: int) 
 
 
 class Eagle3(nn.Module):
-    """Inputs of three of the target's layers; a head over the tokens that are written most."""
+    """The inputs of two of the target's layers and the output of its last one, each behind a norm
+    (EAGLE-3.1); a head over the tokens that are written most."""
 
-    def __init__(self, config: LlamaConfig, table: Tensor, texts: Tensor) -> None:
+    def __init__(self, config: LlamaConfig, table: Tensor, texts: Tensor, scale: Tensor) -> None:
+        """scale [hidden]: of the target's last norm."""
         super().__init__()
-        size = config.hidden_size
-        self.fc = nn.Linear(len(TAPPED) * size, size, bias=False)
+        size, count = config.hidden_size, len(EARLY) + 1
+        self.taps = [*EARLY, config.num_hidden_layers]
+        self.scale = scale
+        self.fc_norm = nn.ModuleList(norm(config) for _ in range(count))
+        self.fc = nn.Linear(count * size, size, bias=False)
+        with torch.no_grad():  # begins with what the target's own head reads
+            self.fc.weight.mul_(0.1)
+            self.fc.weight[:, -size:] += torch.eye(size)
         self.midlayer = MidLayer(config)
         self.norm = norm(config)
         counts = torch.bincount(texts.flatten(), minlength=config.vocab_size)
@@ -66,7 +74,10 @@ class Eagle3(nn.Module):
         return unrolled_losses(self, self.table, lesson, steps)
 
     def begin(self, lesson: Lesson) -> Tensor:
-        fused: Tensor = self.fc(lesson.early)
+        # Normed as it is, the last one loses its scale and is what a norm of its own would make.
+        parts = [*lesson.early.chunk(len(EARLY), -1), lesson.last / self.scale]
+        normed = [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)]
+        fused: Tensor = self.fc(torch.cat(normed, -1))
         return fused
 
     def step(self, hidden: Tensor, embedded: Tensor, earlier: KeyValues, start: int) -> Tensor:
@@ -84,7 +95,8 @@ class Eagle3(nn.Module):
             "architectures": ["LlamaForCausalLMEagle3"],
             "intermediate_size": INNER,
             "draft_vocab_size": OWN_VOCABULARY,
-            "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(TAPPED)},
+            "fc_norm": True,
+            "eagle_config": {"eagle_aux_hidden_state_layer_ids": self.taps},
         }
 
     def tensors(self) -> dict[str, Tensor]:

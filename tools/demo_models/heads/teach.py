@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 import torch
 from rich.console import Console
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import LlamaConfig
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from ..models import load_model
 from ..training import Plan, State, train
@@ -32,17 +32,28 @@ class Taught(Protocol):
     def tensors(self) -> dict[str, Tensor]: ...
 
 
-def teach(method: str, target: Path, lessons: Path, out: Path, budget_s: float, seed: int) -> None:
-    """Trains the method's head on a file of lessons and writes it to the folder `out`."""
+def teach(
+    method: str,
+    target: Path,
+    lessons: Path,
+    out: Path,
+    budget_s: float,
+    seed: int,
+    start: Path | None,
+) -> None:
+    """Trains the method's head, or the one in `start` further, on a file of lessons, and writes it
+    to the folder `out`."""
     torch.manual_seed(seed)
     teacher = load_model(target)
     texts = torch.load(lessons, mmap=True)[0]
-    head = _new_head(method, teacher.config, embedding(teacher), texts)
+    head = _new_head(method, teacher, texts)
+    if start is not None:
+        _restore(head, start)
     batches = lesson_batches(lessons, ROWS_A_STEP, seed)
     last: list[float] = []
 
     def loss_at(fraction: float) -> Tensor:
-        losses = head.losses(next(batches), _steps(fraction))
+        losses = head.losses(next(batches), PLACES if start else _steps(fraction))
         last[:] = [round(loss.item(), 2) for loss in losses]
         return weighted(losses)
 
@@ -59,12 +70,20 @@ def _steps(fraction: float) -> int:
     return min(PLACES, 1 + int(fraction * 2 * PLACES))
 
 
-def _new_head(method: str, config: LlamaConfig, table: Tensor, texts: Tensor) -> Any:
+def _new_head(method: str, teacher: LlamaForCausalLM, texts: Tensor) -> Any:
+    config, table = teacher.config, embedding(teacher)
     if method == "eagle3":
-        return Eagle3(config, table, texts)
+        return Eagle3(config, table, texts, teacher.model.norm.weight.detach())
     if method == "mtp":
         return Mtp(config, table)
     return Medusa(config, table) if method == "medusa" else MlpSpeculator(config)
+
+
+@torch.no_grad()
+def _restore(head: Taught, folder: Path) -> None:
+    stored = load_file(folder / "model.safetensors")
+    for name, tensor in head.tensors().items():
+        tensor.copy_(stored[name])
 
 
 def save_head(head: Taught, config: LlamaConfig, out: Path) -> None:

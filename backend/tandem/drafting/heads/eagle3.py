@@ -180,12 +180,13 @@ def _mask(head: Head, width: int) -> Mask | None:
 
 
 def _taps(head: Head, target: ModelConfig) -> tuple[int, ...]:
-    """Layers of the target whose inputs are read: those the checkpoint names, or EAGLE-3's."""
+    """Layers of the target whose inputs are read: those the checkpoint names, or EAGLE-3's. What
+    the last layer gives counts as the input of one more."""
     key = "eagle_aux_hidden_state_layer_ids"
     named = (head.config.get("eagle_config") or {}).get(key) or head.config.get(key)
     layers = target.num_layers
     found = tuple(int(i) for i in named) if named else (2, layers // 2, layers - 3)
-    if len(set(found)) < len(found) or not all(0 <= layer < layers for layer in found):
+    if len(set(found)) < len(found) or not all(0 <= layer <= layers for layer in found):
         raise CheckpointError(
             f"{head.folder} reads the layers {list(found)}, but the target has {layers}: name "
             f"different ones in {key}."
