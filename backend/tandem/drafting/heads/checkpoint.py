@@ -105,7 +105,8 @@ def tensor(head: Head, name: str, shape: Iterable[int]) -> Tensor:
     found = head.tensors.get(name)
     if found is None:
         raise CheckpointError(
-            f"{head.folder} lacks the tensor {name}: use weights that belong to its config.json."
+            f"{head.folder} lacks the tensor {name}: name the folder of a head for this method and "
+            "this target in draft_model."
         )
     if list(found.shape) != list(shape):
         raise CheckpointError(
