@@ -159,7 +159,7 @@ def fit_tree(
     model: Annotated[str, typer.Option(help="Model whose guesses are measured.")] = "tandem",
     model_repository: Repository = Path("model_repository"),
     set_: Settings = None,
-    nodes: Annotated[int, typer.Option(min=1, max=256, help="Nodes of the tree.")] = 16,
+    nodes: Annotated[int, typer.Option(min=1, max=64, help="Nodes of the tree.")] = 16,
     depth: Annotated[int, typer.Option(min=1, max=16, help="Longest path.")] = 5,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens measured a prompt.")] = 128,
 ) -> None:

@@ -63,10 +63,10 @@ def measure(
     guesser = getattr(engine.proposer, "guesser", None)
     if guesser is None:
         raise ConfigError(
-            f"speculative_method is {engine.config.speculative_method}, which guesses without a "
+            f"speculative_method is {','.join(engine.config.methods)}, which guesses without a "
             "model or with several methods: set the one method that the tree is for."
         )
-    params = SamplingParams(temperature=0, max_tokens=max_tokens)
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     ids = [engine.tokenizer.encode(prompt) for prompt in prompts]
     plain = engine.generate(ids, params.model_copy(update={"num_draft_tokens": 0}))
     texts = {tuple(own): [*own, *output.token_ids] for own, output in zip(ids, plain, strict=True)}
@@ -117,16 +117,20 @@ def run(
     own = {"speculative_tree": "", "num_speculative_tokens": str(depth)}
     parameters = served.parameters | settings | own
     config = EngineConfig.from_triton_parameters(parameters, served.version_folder)
+    if config.engine != "native":
+        raise ConfigError(f"{folder.name} runs on {config.engine}, which drafts chains alone.")
     console = Console(highlight=False)
     with Engine(config) as engine:
         accuracies = measure(engine, texts, depth, max_tokens)
-    table = Table(title=f"{config.speculative_method}: share of places with the right guess, %")
+    table = Table(title=f"{config.method}: share of places with the right guess, %")
     for heading in ("place", *(f"#{rank + 1}" for rank in range(RANKS))):
         table.add_column(heading, justify="right")
     for place, line in enumerate(accuracies, 1):
         table.add_row(str(place), *(f"{100 * share:.1f}" for share in line))
     console.print(table)
     found = fit(accuracies, nodes)
+    if not found.paths:
+        raise ConfigError("No guess was ever right on these prompts: a tree cannot help here.")
     console.print(f"{len(found.paths)} nodes, {found.expected:.2f} tokens a round expected:")
     for key, value in (
         ("speculative_tree", json.dumps(found.paths)),

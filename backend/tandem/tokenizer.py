@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer as HFTokenizer
@@ -54,13 +54,16 @@ class Tokenizer:
         """What each token stands for, as UTF-8: comparable between tokenizers. A special token,
         which stands for no text, is spelt by its name behind a zero byte."""
         added = self._tokenizer.get_added_tokens_decoder()
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         byte_level = '"ByteLevel"' in self._tokenizer.to_str()
         found: dict[int, bytes] = {}
-        for token, index in self._tokenizer.get_vocab(with_added_tokens=True).items():
+        for token, index in vocabulary.items():
             if index in added:
                 found[index] = b"\0" * added[index].special + token.encode()
+            elif byte_level:
+                found[index] = _byte_level(token)
             else:
-                found[index] = _byte_level(token) if byte_level else _sentence_piece(token)
+                found[index] = _sentence_piece(token, vocabulary)
         return found
 
 
@@ -69,10 +72,13 @@ def _byte_level(token: str) -> bytes:
     return b"".join(bytes([BYTES[char]]) if char in BYTES else char.encode() for char in token)
 
 
-def _sentence_piece(token: str) -> bytes:
-    """Spaces are written as a low line, bytes outside any token as <0x0A>."""
+def _sentence_piece(token: str, vocabulary: Container[str]) -> bytes:
+    """Spaces are written as a low line, bytes outside any token as <0x0A>. The byte of a character
+    that has a token of its own is never written: it keeps its name."""
     if re.fullmatch("<0x[0-9A-F]{2}>", token):
-        return bytes([int(token[3:5], 16)])
+        byte = bytes([int(token[3:5], 16)])
+        own = byte.decode("latin-1").replace(" ", "\u2581")
+        return b"\0" + token.encode() if byte < b"\x80" and own in vocabulary else byte
     return token.replace("\u2581", " ").encode()
 
 

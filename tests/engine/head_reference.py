@@ -11,6 +11,8 @@ from tandem.drafting.heads.checkpoint import read_head
 from tests.engine.heads import HEADS, HIDDEN, KV_HEADS, LAYER_IDS, METHODS, ROPE, VOCAB
 from tests.engine.references import hf_model
 
+GUESSES = 3  # behind each text
+
 
 class Reference:
     """What each head guesses behind a text, from the formulas, without a cache."""
@@ -38,12 +40,15 @@ class Reference:
         if self.method == "mtp3":
             return self.modules(features, tokens)
         output, recurrent = self.layer(features, tokens)
-        first = self.logits(output[-1])
-        after, token = recurrent[-1:], first.argmax()[None]
-        if self.method == "peagle":
-            after, token = self.fuse(self.t["mask_hidden"][0]), torch.tensor([VOCAB])
-        output, _ = self.layer(torch.cat([features, after]), torch.cat([tokens, token]))
-        return first, self.logits(output[-1])
+        found = [self.logits(output[-1])]
+        while len(found) < GUESSES:
+            after, token = recurrent[-1:], found[-1].argmax()[None]
+            if self.method == "peagle":
+                after, token = self.fuse(self.t["mask_hidden"][0]), torch.tensor([VOCAB])
+            features, tokens = torch.cat([features, after]), torch.cat([tokens, token])
+            output, recurrent = self.layer(features, tokens)
+            found.append(self.logits(output[-1]))
+        return found
 
     def states(self, tokens):
         """The input of each layer, the last layer's output, and the same behind the norm."""
@@ -62,7 +67,7 @@ class Reference:
     def modules(self, hidden, tokens):
         """Each reads what the one before made of the row before, and the token guessed last."""
         found = []
-        for module in range(3):
+        for module in range(GUESSES):
             output = self.mtp(f"model.mtp_layers.{module}", hidden, tokens)
             found.append(self.logits(output[-1]))
             tokens = torch.cat([tokens, found[-1].argmax()[None]])
@@ -83,7 +88,7 @@ class Reference:
             block = self.t[f"{head}.0.linear.weight"], self.t[f"{head}.0.linear.bias"]
             return (hidden + F.silu(F.linear(hidden, *block))) @ self.t[f"{head}.1.weight"].T
 
-        return logits(0), logits(1)
+        return [logits(head) for head in range(GUESSES)]
 
     def mlp(self, hidden, token):
         def norm(x):
@@ -92,7 +97,7 @@ class Reference:
         state_weight, inner, found = 0.5 ** (0.5 / 3), 32, []
         ratio = math.sqrt((1 - state_weight**2) * inner / 2) / state_weight
         state = norm(hidden) / math.sqrt(2)
-        for stage in range(2):
+        for stage in range(GUESSES):
             part = {
                 k: self.t[f"speculator.{k}.{stage}.weight"] for k in ("emb", "proj", "head", "ln")
             }

@@ -1,6 +1,7 @@
 """At temperature > 0, sequences follow the exact distribution that enumeration gives."""
 
 import pytest
+import torch
 
 from tandem import Engine, EngineConfig, SamplingParams
 from tandem.verification.sampler import Sampler
@@ -120,7 +121,11 @@ def test_coupled_draws_follow_it_too(method, models):
 
 @pytest.mark.parametrize(
     ("case", "method"),
-    [("temperature 1", "bad draft"), ("all", "bad draft"), ("all", "good draft"), ("all", "eagle")],
+    [
+        ("temperature 1", "bad draft"),
+        *(("all", method) for method in ("bad draft", "good draft", "eagle", "eagle3")),
+        ("all", "other tokens"),
+    ],
 )
 def test_judging_blocks_follows_it_too(case, method, models):
     params = SamplingParams(max_tokens=2 * LENGTH, **CASES[case])
@@ -170,6 +175,27 @@ def test_a_residual_that_forgets_q_is_found_out(models, monkeypatch):
     expected = enumerate_sequences(models["target"], PROMPT, params, LENGTH)
     outputs = sample(models, "bad draft", params)
     assert chi_square_p(outputs, expected, LENGTH) < REFUSE_BELOW
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_a_place_that_nothing_could_be_drawn_for_is_no_draft(rule, models):
+    """Where a draft may say nothing of what it knows, its q is no distribution."""
+
+    def policy(propose):
+        def without(decodes):
+            draft = propose(decodes)
+            if draft.q is not None:
+                draft.q[:, 1] = torch.nan
+                for tokens in draft.tokens:
+                    tokens[1:2] = [0] * len(tokens[1:2])
+            return draft
+
+        return without
+
+    params = SamplingParams(max_tokens=2 * LENGTH)
+    expected = enumerate_sequences(models["target"], PROMPT, params, LENGTH)
+    outputs = sample(models, "good draft", params, policy, acceptance_method=rule)
+    assert chi_square_p(outputs, expected, LENGTH) > REFUSE_BELOW
 
 
 def cut_where(unlikely):

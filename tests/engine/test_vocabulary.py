@@ -158,6 +158,26 @@ def test_spellings_are_compared_as_bytes(tmp_path):
     assert logits[0, [5, 6, 8]].tolist() == [-torch.inf] * 3
 
 
+def test_a_character_is_not_taken_for_its_byte(tmp_path):
+    """sentencepiece has both `.` and <0x2E>, and writes the former."""
+    tokens = ["<unk>", "<0x2E>", "<0xC3>", "a", ".", "A"]
+    one = vocabulary(tmp_path / "one", tokens, decoders.Replace("▁", " "), size=8)
+    same = vocabulary(tmp_path / "same", tokens, decoders.Replace("▁", " "))
+    pairs = translate(one, same)
+    assert pairs.ours.tolist() == pairs.theirs.tolist() == [0, 1, 2, 3, 4, 5]
+    bytes_alone = vocabulary(tmp_path / "bytes", [".", "a"], decoders.ByteLevel())
+    assert translate(bytes_alone, one).read_as.tolist() == [4, 3]
+
+
+def test_ends_of_text_meet_in_order(tmp_path):
+    level = decoders.ByteLevel()
+    ours = vocabulary(tmp_path / "a", ["a"], level, special=["<end>", "<turn>"], ends=(1, 2, 7))
+    theirs = vocabulary(tmp_path / "b", ["a"], level, special=["<eos>", "<eot>"], ends=(1, 2))
+    assert translate(ours, theirs).read_as.tolist() == [0, 1, 2]
+    theirs = vocabulary(tmp_path / "c", ["a"], level, special=["<eot>"], ends=(1,))
+    assert translate(ours, theirs).read_as.tolist() == [0, 1, 1]
+
+
 def test_the_same_tokens_need_no_translation(tmp_path):
     one = vocabulary(tmp_path / "one", ["a", "b"], decoders.ByteLevel())
     assert translate(one, vocabulary(tmp_path / "two", ["a", "b"], decoders.ByteLevel())) is None

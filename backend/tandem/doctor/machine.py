@@ -15,8 +15,6 @@ from tandem.serving.ports import Ports, choose_ports
 _SHM: Final = Path("/dev/shm")
 _SHM_NEEDED: Final = 64 << 20
 _DEFAULT_PORTS: Final = Ports(8000, 8001, 8002)
-# What makes bfloat16 quick on a CPU, the quickest first.
-_BF16_FLAGS: Final = ("amx_bf16", "avx512_bf16")
 
 
 def examine_machine() -> Iterator[Finding]:
@@ -28,20 +26,12 @@ def examine_machine() -> Iterator[Finding]:
 
 
 def _processor() -> Finding:
+    from tandem.models.layers import computes_in
+
     cores = len(os.sched_getaffinity(0))
-    flags = _cpu_flags()
-    quick = next((flag for flag in _BF16_FLAGS if flag in flags), None)
-    if quick:
-        return ok("cpu", f"{cores} cores, bfloat16 by {quick}")
-    widest = next((flag for flag in ("avx512f", "avx2") if flag in flags), "no AVX2")
-    return ok("cpu", f"{cores} cores, {widest}: dtype auto computes in float32")
-
-
-def _cpu_flags() -> set[str]:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith(("flags", "Features")):
-            return set(line.partition(":")[2].split())
-    return set()
+    if computes_in("bfloat16"):
+        return ok("cpu", f"{cores} cores that compute in bfloat16")
+    return ok("cpu", f"{cores} cores without bfloat16: dtype auto computes in float32")
 
 
 def _memory() -> Finding:

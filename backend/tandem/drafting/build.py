@@ -26,11 +26,14 @@ from tandem.drafting.steps import Guesser
 from tandem.drafting.suffix import SuffixProposer
 from tandem.drafting.tree import TreeProposer
 from tandem.drafting.vocabulary import Translation, Vocabulary, translate
+from tandem.errors import CheckpointError
 from tandem.models.config import ModelConfig
 from tandem.models.layers import pack_linears
 from tandem.runners.parallel_runner import Runner
 from tandem.tokenizer import Tokenizer
 from tandem.verification.sampler import Sampler
+
+WRONG_KIND = (TypeError, ValueError, AttributeError, KeyError, ZeroDivisionError)
 
 
 def choose_translation(
@@ -60,13 +63,20 @@ def load_guesser(
 ) -> Guesser | None:
     """The model that guesses, where the method has one."""
     if config.method == "draft_model":
-        return DraftModel(runners[-1], config.max_num_batched_tokens, translation)
+        runner = runners[-1]
+        between = translation and translation.to(runner.device)
+        return DraftModel(runner, config.max_num_batched_tokens, between)
     if config.method not in HEADS:
         return None
     head = read_head(config.draft_model or config.model)
     device = runners[0].device
-    with torch.inference_mode():
-        made = [one.to(device) for one in _make_heads(config, head, model, runners[0], dtype)]
+    try:
+        with torch.inference_mode():
+            made = [one.to(device) for one in _make_heads(config, head, model, runners[0], dtype)]
+    except WRONG_KIND as error:
+        raise CheckpointError(
+            f"{head.folder}/config.json holds a value of the wrong kind ({error}): restore it."
+        ) from None
     if device.type == "cpu":
         for one in made:
             pack_linears(one, dtype)

@@ -87,7 +87,11 @@ class TreeProposer(Proposer):
         asking = [place for place, decode in enumerate(decodes) if decode.lookahead]
         if not asking:
             return empty
-        ready, logits = self.guesser.begin([decodes[place] for place in asking])
+        deepest = [  # of what is guessed side by side no more than the tree has levels
+            decodes[place]._replace(lookahead=min(decodes[place].lookahead, self.depth))
+            for place in asking
+        ]
+        ready, logits = self.guesser.begin(deepest)
         trees = [_Tree(asking[index], decodes[asking[index]]) for index in ready]
         for row, tree in enumerate(trees):
             tree.rows = [row]

@@ -10,7 +10,7 @@ ever. A draft whose tokenizer is the target's, but padded to another size, is th
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -38,6 +38,10 @@ class Translation(NamedTuple):
     def __str__(self) -> str:
         return f"the draft knows {len(self.ours)} of the target's {len(self.read_as)} tokens"
 
+    def to(self, device: torch.device) -> Translation:
+        """With the indices of logits where the logits are."""
+        return Translation(self.read_as, self.ours.to(device), self.theirs.to(device))
+
     def tokens(self, tokens: Sequence[int]) -> list[int]:
         """The target's tokens as the draft reads them."""
         found: list[int] = self.read_as[torch.tensor(tokens, dtype=torch.int64)].tolist()
@@ -46,8 +50,7 @@ class Translation(NamedTuple):
     def logits(self, logits: Tensor) -> Tensor:
         """[R, draft's vocabulary] to [R, V]; what is not shared cannot be drawn."""
         found = logits.new_full((logits.shape[0], len(self.read_as)), -torch.inf)
-        shared = logits.index_select(1, self.theirs.to(logits.device))
-        return found.index_copy_(1, self.ours.to(logits.device), shared)
+        return found.index_copy_(1, self.ours, logits.index_select(1, self.theirs))
 
 
 class Vocabulary(NamedTuple):
@@ -78,9 +81,12 @@ def translate(target: Vocabulary, draft: Vocabulary) -> Translation | None:
     if target.size == draft.size and ours == theirs:
         return None
     ids = {spelling: index for index, spelling in reversed(theirs.items())}
-    shared = {index: ids[spelling] for index, spelling in ours.items() if spelling in ids}
-    if target.ends and draft.ends:  # whatever they are called
-        shared |= dict.fromkeys(set(target.ends) - shared.keys(), draft.ends[0])
+    shared = {
+        index: index if theirs.get(index) == spelling else ids[spelling]
+        for index, spelling in ours.items()
+        if spelling in ids
+    }
+    shared |= _ends(target, draft, shared)
     if len(shared) < LEAST_OVERLAP * len(ours):
         raise ConfigError(
             f"{draft.name} shares {len(shared)} of the {len(ours)} tokens of {target.name}: use a "
@@ -88,13 +94,24 @@ def translate(target: Vocabulary, draft: Vocabulary) -> Translation | None:
         )
     read_as = torch.zeros(target.size, dtype=torch.int64)
     for index, spelling in ours.items():
-        read_as[index] = shared[index] if index in shared else _last_piece(draft, spelling)
+        if index not in shared:
+            read_as[index] = _last_piece(draft, spelling)
+    for index, theirs_too in shared.items():
+        read_as[index] = theirs_too
     known = torch.tensor(sorted(shared))
     logger.info(
         "%s shares %d of the %d tokens of %s (%.0f %%) and proposes no others.",
         *(draft.name, len(shared), len(ours), target.name, 100 * len(shared) / len(ours)),
     )
     return Translation(read_as, known, read_as[known])
+
+
+def _ends(target: Vocabulary, draft: Vocabulary, shared: Mapping[int, int]) -> dict[int, int]:
+    """Ends of text that have no namesake, in the order in which the models list them."""
+    ours = [end for end in target.ends if end < target.size and end not in shared]
+    theirs = [end for end in draft.ends if end < draft.size and end not in shared.values()]
+    last = len(theirs) - 1
+    return {end: theirs[min(place, last)] for place, end in enumerate(ours) if theirs}
 
 
 def _last_piece(draft: Vocabulary, spelling: bytes) -> int:

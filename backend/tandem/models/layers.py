@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import platform
 
 import torch
 import torch.nn.functional as F
@@ -84,6 +85,9 @@ def pack_linears(model: nn.Module, dtype: torch.dtype) -> None:
 
 def computes_in(dtype: str) -> bool:
     """Whether this processor has arithmetic of its own for the format, or emulates it slowly."""
+    if dtype == "bfloat16" and platform.machine() == "x86_64":
+        # oneDNN also says yes to AVX-512 alone, which emulates.
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     native = {
         "bfloat16": torch.ops.mkldnn._is_mkldnn_bf16_supported,
         "float16": torch.ops.mkldnn._is_mkldnn_fp16_supported,

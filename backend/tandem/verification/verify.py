@@ -139,7 +139,8 @@ def _drafted_places(scored: Tensor, draft: Draft, rejecting: Sequence[bool]) -> 
     rows, owners, steps, tokens_at = flat.unbind(1)
     p, q = scored[rows].softmax(-1), draft.q[owners, steps]
     px, qx = (x.gather(1, tokens_at[:, None])[:, 0] for x in (p, q))
-    return _Places(rows, p, q, px, qx)
+    # Where all that a draft can say was forbidden, q is no distribution: nothing was drawn from it.
+    return _Places(rows, p, q.nan_to_num_(0.0), px, qx.nan_to_num_(torch.inf))
 
 
 def _judge_blocks(

@@ -65,9 +65,12 @@ class _Stored(Mapping[str, Tensor]):
 def read_head(folder: Path) -> Head:
     """config.json and the tensors. Raises `CheckpointError`."""
     config = read_json(folder / "config.json")
-    config = (
-        config.get("transformer_layer_config") or {}
-    ) | config  # speculators nests the layer's
+    layer = config.get("transformer_layer_config") or {}  # speculators nests the layer's
+    if not isinstance(layer, dict):
+        raise CheckpointError(
+            f"{folder}/config.json: transformer_layer_config is no object: restore the file."
+        )
+    config = layer | config
     try:
         tensors: Mapping[str, Tensor] = _Stored(sorted(folder.glob("*.safetensors")))
         if not tensors:

@@ -15,7 +15,6 @@ from tandem.drafting.heads.checkpoint import (
     layer_config,
     layer_places,
     tensor,
-    value,
 )
 from tandem.drafting.heads.features import Mask
 from tandem.drafting.heads.target import Tables
@@ -92,12 +91,15 @@ class Eagle3(nn.Module):
         self.head = Linear(size, own_vocab, False, dtype)
         self.embed: nn.Module = tables.embed
         self.owns_embedding = "embed_tokens.weight" in head.tensors or size != target.hidden_size
+        embedded = target.vocab_size
         if self.owns_embedding:
-            self.embed = Embedding(int(value(head, "vocab_size")), size, dtype)
+            embedded = max(int(head.config.get("vocab_size", 0)), target.vocab_size)
+            self.embed = Embedding(embedded, size, dtype)
         fill(self, head, self._places(head))
         self.vocab_size = target.vocab_size
-        self.token_ids = _token_ids(head, own_vocab, target)
-        self.mask = _mask(head, width)
+        self.token_ids: Tensor | None
+        self.register_buffer("token_ids", _token_ids(head, own_vocab, target))
+        self.mask = _mask(head, width, embedded)
 
     def _places(self, head: Head) -> dict[str, Place]:
         first = "midlayer" if "midlayer.mlp.up_proj.weight" in head.tensors else "layers.0"
@@ -139,7 +141,7 @@ class Eagle3(nn.Module):
         if self.token_ids is None:
             return own
         logits = own.new_full((own.shape[0], self.vocab_size), -torch.inf)
-        return logits.index_copy_(1, self.token_ids.to(own.device), own)
+        return logits.index_copy_(1, self.token_ids, own)
 
 
 class _Flags(NamedTuple):
@@ -160,7 +162,7 @@ class _Flags(NamedTuple):
         return cls(first, bool(raw.get("norm_output", False)), kind)
 
 
-def _mask(head: Head, width: int) -> Mask | None:
+def _mask(head: Head, width: int, embedded: int) -> Mask | None:
     """What stands for tokens yet to be guessed; None: guesses follow each other."""
     if "mask_hidden" not in head.tensors:
         return None
@@ -169,6 +171,11 @@ def _mask(head: Head, width: int) -> Mask | None:
     if not found:
         raise CheckpointError(
             f"{head.folder} holds mask_hidden, but config.json no {names[0]}: restore the file."
+        )
+    if not 0 <= int(found[0]) < embedded:
+        raise CheckpointError(
+            f"{head.folder} masks with the token {found[0]}, of {embedded} that are embedded: use "
+            "the config.json that belongs to these weights."
         )
     stored = head.tensors["mask_hidden"]
     if stored.numel() == width:
