@@ -112,7 +112,9 @@ class BlockManager:
         """Makes the request's newly filled blocks findable as a prefix for others."""
         if not self.prefix_caching:
             return
-        known = min(request.computed, len(request.tokens) - self.reads_ahead)
+        known = request.computed
+        if self.reads_ahead:  # a head's KV belongs to the block, and depends on the next token
+            known = min(known, request.draft_computed, len(request.tokens) - 1)
         full = known // self.block_size
         if len(request.block_keys) == full:
             return

@@ -4,6 +4,9 @@ Lookups (n-gram, suffix) guess from the text alone, and cost next to nothing: th
 Where what they found should bring more tokens in the time of a round than the method that guesses
 with a model, their draft is taken, and the model does not run for that request.
 
+What the target computes is shown to the model when it is asked to draft, not before: where lookups
+do well it costs nothing.
+
 What is expected of a method comes from how its earlier drafts fared for this request, and its time
 from earlier rounds: nothing that is drawn in this round decides whether it is drafted or verified.
 """
@@ -15,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor
 
 from tandem.drafting import Computed, Draft, Proposer, Verdict
@@ -70,6 +74,7 @@ class MixtureProposer(Proposer):
         """Time of a model's draft, relative to the rest of a round."""
         self._records: WeakKeyDictionary[Request, dict[str, _Record]] = WeakKeyDictionary()
         self._chosen: WeakKeyDictionary[Request, str] = WeakKeyDictionary()
+        self._held: WeakKeyDictionary[Request, _Held] = WeakKeyDictionary()
         self._drafting_s = 0.0
         self._proposed_at = 0.0
 
@@ -103,6 +108,7 @@ class MixtureProposer(Proposer):
             return None
         mine = [place for place in left if self._prefers_model(decodes[place], drafts[place])]
         began = self._clock()
+        self._catch_up([decodes[place].request for place in mine])
         own = [
             decode if place in mine else decode._replace(lookahead=0)
             for place, decode in enumerate(decodes)
@@ -149,8 +155,43 @@ class MixtureProposer(Proposer):
             method.proposer.observe(request, own, verdict)
 
     def absorb(self, computed: Sequence[Computed], features: Tensor) -> None:
-        if self.guessing is not None:
-            self.guessing.proposer.absorb(computed, features)
+        """Prompts are passed on: their blocks become prefixes for others. Answers are held."""
+        assert self.guessing is not None
+        prompts = [one for one in computed if one.start < one.request.num_prompt]
+        self.guessing.proposer.absorb(prompts, features)
+        for request, start, rows in computed:
+            if start < request.num_prompt:
+                self._held.pop(request, None)
+                continue
+            held = self._held.get(request)
+            if held is None or held.start + sum(map(len, held.features)) != start:
+                held = self._held[request] = _Held(start, [])
+            held.features.append(features[list(rows)])
+
+    def _catch_up(self, requests: Sequence[Request]) -> None:
+        """Shows the model what was held of these requests."""
+        assert self.guessing is not None
+        found = [
+            (request, self._held.pop(request)) for request in requests if request in self._held
+        ]
+        if not found:
+            return
+        computed: list[Computed] = []
+        first = 0
+        for request, held in found:
+            count = sum(map(len, held.features))
+            computed.append(Computed(request, held.start, range(first, first + count)))
+            first += count
+        every = torch.cat([part for _, held in found for part in held.features])
+        self.guessing.proposer.absorb(computed, every)
+
+
+class _Held(NamedTuple):
+    """What the target has computed of an answer, in order."""
+
+    start: int
+    features: list[Tensor]
+    """Each [n, width]."""
 
 
 class _Part(NamedTuple):

@@ -61,7 +61,8 @@ def teach(
         console.print(f"{state.seconds:.0f} s, {state.steps} steps, {state.loss:.3f}, last {last}")
         save_head(head, teacher.config, out)
 
-    plan = Plan(budget_s, adamw_alone_rate=2e-3, checkpoint_s=budget_s / 10)
+    rate = 2e-3 if start is None else 1e-3
+    plan = Plan(budget_s, adamw_alone_rate=rate, checkpoint_s=budget_s / 10)
     train(head, loss_at, plan, checkpoint)
 
 

@@ -104,7 +104,8 @@ class FeatureGuesser:
         output, recurrent = self._read(tokens, hidden, queries)
         logits = self.head.logits(output[ends])
         for row, (one, end) in enumerate(zip(computed, ends, strict=True)):
-            length = one.start + len(one.rows) + 1
+            one.request.draft_computed = one.start + len(one.rows)
+            length = one.request.draft_computed + 1
             self._states[one.request] = _State(length, logits[row], recurrent[end])
 
     def _read(
