@@ -44,22 +44,24 @@ class Setting(NamedTuple):
         return f"{self.methods}, {shape} of {self.tokens}" if self.tokens else self.methods
 
 
-MEDUSA = [[0], [0, 0], [1], [0, 0, 0], [0, 1], [2], [1, 0], [0, 2], [0, 0, 1], [3], [0, 0, 0, 0]]
+# What `tandem fit-tree` found for the shipped heads on other prompts.
+MEDUSA = [[0], [0, 0], [0, 0, 0], [1], [0, 1], [2], [1, 0], [0, 0, 1], [0, 0, 0, 0], [0, 2]]
+MEDUSA += [[0, 1, 0], [0, 3]]
 SETTINGS = (
     Setting("none", 0),
     Setting("ngram", 8),
     Setting("suffix", 16),
     Setting("suffix", 16, 1),
     Setting("draft_model", 4),
-    Setting("draft_model", 10, 3),
+    Setting("draft_model", 12, 3),
     Setting("eagle3", 4),
-    Setting("eagle3", 10, 3),
+    Setting("eagle3", 12, 3),
     Setting("mtp", 4),
-    Setting("mtp", 10, 3),
+    Setting("mtp", 12, 3),
     Setting("medusa", 4),
     Setting("medusa", len(MEDUSA), MEDUSA),
     Setting("mlp_speculator", 4),
-    Setting("mlp_speculator", 10, 3),
+    Setting("mlp_speculator", 12, 3),
     Setting("ngram,draft_model", 8),
     Setting("suffix,eagle3", 8),
 )

@@ -1,3 +1,4 @@
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,17 @@ def test_an_unknown_model_is_named(tmp_path: Path) -> None:
         overridden(tmp_path, ["echo"], {"a": "b"}),
     ):
         pass
+
+
+def test_make_names_the_draft_of_a_method() -> None:
+    """make demo METHOD=… chooses the folder that has the (last) method's name."""
+
+    def settings(method: str) -> str:
+        command = ["make", "--dry-run", "demo", f"METHOD={method}"]
+        root = Path(__file__).parents[2]
+        made = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+        return made.stdout.partition("--set ")[2]
+
+    assert "draft_model=eagle3" in settings("suffix,eagle3")
+    assert "draft_model=medusa" in settings("medusa")
+    assert "draft_model=" not in settings("ngram")

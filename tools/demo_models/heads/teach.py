@@ -102,6 +102,7 @@ def save_head(head: Taught, config: LlamaConfig, out: Path) -> None:
     (out / "config.json").write_text(text, encoding="utf-8")
     kept = {name: _stored(t) for name, t in head.tensors().items()}
     save_file(kept, out / "model.safetensors")
+    (out / "model.safetensors").chmod(0o644)
 
 
 def _stored(tensor: Tensor) -> Tensor:
