@@ -29,7 +29,7 @@ class Reference:
         states = self.states(text[:-1])
         if self.method == "medusa":
             return self.medusa(states[-1][0, -1])
-        if self.method == "mlp_speculator":
+        if METHODS[self.method] == "mlp_speculator":
             return self.mlp(states[-1][0, -1], text[-1])
         if METHODS[self.method] == "eagle3":
             taps = [states[layer][0] for layer in LAYER_IDS[self.method]]
@@ -98,11 +98,12 @@ class Reference:
         ratio = math.sqrt((1 - state_weight**2) * inner / 2) / state_weight
         state = norm(hidden) / math.sqrt(2)
         for stage in range(GUESSES):
-            part = {
-                k: self.t[f"speculator.{k}.{stage}.weight"] for k in ("emb", "proj", "head", "ln")
-            }
+            at = {"emb": stage, "proj": stage, "head": stage, "ln": stage}
+            if self.method == "mlp_tied":
+                at = {"emb": 0, "proj": min(stage, 1), "head": 0, "ln": 0}
+            part = {kind: self.t[f"speculator.{kind}.{of}.weight"] for kind, of in at.items()}
             mixed = part["proj"] @ state + ratio * part["emb"][token]
-            state = F.gelu(norm(mixed) * part["ln"] + self.t[f"speculator.ln.{stage}.bias"])
+            state = F.gelu(norm(mixed) * part["ln"] + self.t[f"speculator.ln.{at['ln']}.bias"])
             found.append(part["head"] @ state)
             token = int(found[-1].argmax())
         return found

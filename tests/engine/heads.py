@@ -34,6 +34,7 @@ METHODS = {
     "mtp3": "mtp",
     "medusa": "medusa",
     "mlp_speculator": "mlp_speculator",
+    "mlp_tied": "mlp_speculator",
 }
 """`speculative_method` of each published layout."""
 ROPE = 500.0  # of the head that has one of its own
@@ -115,6 +116,7 @@ def layout(method: str, of: Shape) -> tuple[dict[str, Any], dict[str, list[int]]
             shapes[f"{head}.1.weight"] = [vocab, hidden]
         return {"medusa_num_heads": 5, "medusa_num_layers": 1}, shapes
     shapes = {}
+    tied = method == "mlp_tied"
     for stage in range(3):
         shapes[f"speculator.emb.{stage}.weight"] = [vocab, 32]
         shapes[f"speculator.proj.{stage}.weight"] = [32, hidden if stage == 0 else 32]
@@ -127,9 +129,12 @@ def layout(method: str, of: Shape) -> tuple[dict[str, Any], dict[str, list[int]]
         "emb_dim": hidden,
         "inner_dim": 32,
         "n_predict": 3,
-        "tie_weights": False,
+        "tie_weights": tied,
         "scale_input": True,
     }
+    if tied:  # only what differs: the first stage, and the second's projection
+        kept = [name for name in shapes if ".0." in name] + ["speculator.proj.1.weight"]
+        shapes = {name: shapes[name] for name in kept}
     return config, shapes
 
 

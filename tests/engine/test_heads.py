@@ -27,9 +27,10 @@ DAMAGED = {
     "mtp3": "model.mtp_layers.2.input_proj.weight",
     "medusa": "1.0.linear.weight",
     "mlp_speculator": "speculator.proj.1.weight",
+    "mlp_tied": "speculator.proj.1.weight",
 }
 LENGTH = 40
-WITHOUT_KV = ("medusa", "mlp_speculator")
+WITHOUT_KV = ("medusa", "mlp_speculator", "mlp_tied")
 SHAPE = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
 TREES = {"chain": {}, "dynamic": {"speculative_tree": 3}, "static": {"speculative_tree": SHAPE}}
 

@@ -95,8 +95,13 @@ def value(head: Head, key: str) -> Any:
 
 def fill(module: nn.Module, head: Head, places: Mapping[str, Place]) -> None:
     """Copies the named tensors into the module. Raises `CheckpointError` by tensor name."""
+    fill_all(module, head, places.items())
+
+
+def fill_all(module: nn.Module, head: Head, places: Iterable[tuple[str, Place]]) -> None:
+    """As `fill`; a tensor may go to several places."""
     parameters = dict(module.named_parameters())
-    for name, place in places.items():
+    for name, place in places:
         target = parameters[place.parameter].data
         if place.rows is not None:
             target = target.narrow(0, place.start, place.rows)

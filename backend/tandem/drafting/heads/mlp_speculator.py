@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tandem.drafting.heads.checkpoint import Head, Place, fill, value
+from tandem.drafting.heads.checkpoint import Head, Place, fill_all, value
 from tandem.drafting.heads.last_hidden import LastHidden
 from tandem.drafting.steps import Level, depth
 from tandem.models.config import ModelConfig
@@ -55,7 +55,7 @@ class MlpSpeculator(LastHidden):
         )
         state_weight = 0.5 ** (0.5 / stages)
         self.ratio = math.sqrt((1 - state_weight**2) * inner / 2) / state_weight
-        fill(self, head, dict(self._places(head, stages)))
+        fill_all(self, head, self._places(head, stages))
         self._last: Tensor
 
     @staticmethod
