@@ -6,6 +6,7 @@ import pytest
 
 from tandem import SamplingParams
 from tandem.drafting import Draft, Proposer, Verdict
+from tandem.drafting.costs import RoundCosts
 from tandem.drafting.mixture import Method, MixtureProposer
 from tandem.scheduler import Decode
 from tests.engine.builders import make_request
@@ -103,3 +104,42 @@ def test_a_lookup_that_is_mostly_wrong_gives_way():
     lengths = rounds(mixture, make_request([1, 2]), lambda length: 0.0 if length == 8 else 0.9, 12)
     assert lengths[0] == 8
     assert lengths[-4:] == [4] * 4
+
+
+def test_costs_are_learnt_by_size():
+    costs = RoundCosts()
+    assert costs.of_pass(5) == pytest.approx(1.2)  # nothing is known yet
+    for _ in range(50):
+        costs.observe_pass(1, 2.0)
+        costs.observe_pass(8, 3.0)
+        costs.observe_draft(0.5)
+    assert costs.of_pass(1) == pytest.approx(2.0)
+    assert costs.of_pass(6) == pytest.approx(3.0)
+    assert 3.0 < costs.of_pass(16) < 6.0
+    assert costs.of_draft() == pytest.approx(0.5)
+    costs.observe_pass(1, 1000.0)  # with a prompt in it
+    assert costs.of_pass(1) < 2.5
+
+
+def test_a_model_whose_draft_takes_too_long_is_not_asked():
+    """The same drafts; only the clock says which of them pays."""
+    chosen = {}
+    for draft_s in (0.1, 5.0):
+        now = [0.0]
+
+        class Slow(Scripted):
+            def propose(self, decodes, seconds=draft_s, now=now):
+                now[0] += seconds * any(decode.lookahead for decode in decodes)
+                return super().propose(decodes)
+
+        methods = [Method("ngram", Scripted(3), True), Method("eagle", Slow(6), False)]
+        mixture = MixtureProposer(methods, clock=lambda now=now: now[0])
+        request = make_request([1, 2])
+        lengths = []
+        for _ in range(12):
+            draft = mixture.propose([Decode(request, 8)])
+            lengths.append(len(draft.tokens[0]))
+            now[0] += 1.0
+            mixture.observe(request, lengths[-1], Verdict(list(range(1, lengths[-1])), [1]))
+        chosen[draft_s] = lengths[-1]
+    assert chosen == {0.1: 6, 5.0: 3}

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from tandem.drafting import Computed, Draft, Proposer, Verdict
+from tandem.drafting.costs import RoundCosts, averaged
 from tandem.request import Request
 from tandem.scheduler import Decode
 
-MEMORY = 0.8  # of a moving average
 TRY_AGAIN = 16  # rounds after which a model that was not worth its time is given another chance
 PRIOR = 0.6  # share of drafted tokens that is expected to be kept before anything is known
 
@@ -51,13 +51,9 @@ class _Record:
 
     def update(self, drafted: int, accepted: int) -> None:
         prior = PRIOR * drafted if self.tokens is None else self.tokens
-        self.tokens = _averaged(prior, accepted)
-        self.kept = _averaged(self.kept, accepted / drafted)
+        self.tokens = averaged(prior, accepted)
+        self.kept = averaged(self.kept, accepted / drafted)
         self.passed_over = 0
-
-
-def _averaged(old: float, new: float) -> float:
-    return MEMORY * old + (1 - MEMORY) * new
 
 
 class MixtureProposer(Proposer):
@@ -70,22 +66,24 @@ class MixtureProposer(Proposer):
         self.lookups = [method for method in methods if method.is_lookup]
         self.guessing = next((method for method in methods if not method.is_lookup), None)
         self.taps = self.guessing.proposer.taps if self.guessing else None
-        self.draft_share = 0.3
-        """Time of a model's draft, relative to the rest of a round."""
+        self.costs = RoundCosts()
         self._records: WeakKeyDictionary[Request, dict[str, _Record]] = WeakKeyDictionary()
         self._chosen: WeakKeyDictionary[Request, str] = WeakKeyDictionary()
         self._held: WeakKeyDictionary[Request, _Held] = WeakKeyDictionary()
-        self._drafting_s = 0.0
-        self._proposed_at = 0.0
+        self._batch = 1
+        self._rows = 0
+        self._proposed_at: float | None = None
 
     def propose(self, decodes: Sequence[Decode]) -> Draft:
         drafts = [_Part([], None) for _ in decodes]
+        self._batch = len(decodes)
         left = [place for place, decode in enumerate(decodes) if decode.lookahead]
         for method in self.lookups:
             found = method.proposer.propose([decodes[place] for place in left])
             for index, place in enumerate(left):
                 self._consider(drafts, place, decodes[place], method, _part(found, index))
         q = self._guess(decodes, drafts, left)
+        self._rows = sum(1 + len(part.tokens) for part in drafts)
         self._proposed_at = self._clock()
         return _joined(drafts, q)
 
@@ -114,7 +112,8 @@ class MixtureProposer(Proposer):
             for place, decode in enumerate(decodes)
         ]
         found = self.guessing.proposer.propose(own)
-        self._drafting_s = self._clock() - began if mine else 0.0
+        if mine:
+            self.costs.observe_draft(self._clock() - began)
         for place in mine:
             part = _part(found, place)._replace(drawn=found.q is not None)
             if not part.tokens:  # it still reads the text
@@ -127,12 +126,18 @@ class MixtureProposer(Proposer):
         assert self.guessing is not None
         record = self._record(decode.request, self.guessing.name)
         tokens = PRIOR * decode.lookahead if record.tokens is None else record.tokens
-        model = (1 + min(tokens, decode.lookahead)) / (1 + self.draft_share)
+        seconds = self._pass(decode.lookahead) + self.costs.of_draft()
+        model = (1 + min(tokens, decode.lookahead)) / seconds
         chosen = self._chosen.get(decode.request, "")
+        found = 1 + self._expected(decode.request, chosen, lookup)
         record.passed_over += 1
         if not lookup.tokens and record.passed_over > TRY_AGAIN:
             return True
-        return model >= 1 + self._expected(decode.request, chosen, lookup)
+        return model >= found / self._pass(len(lookup.tokens))
+
+    def _pass(self, drafted: int) -> float:
+        """Seconds of a round if every request of the batch drafted so many tokens."""
+        return self.costs.of_pass(self._batch * (1 + drafted))
 
     def _expected(self, request: Request, name: str, part: _Part) -> float:
         """Tokens of a draft that should be kept."""
@@ -142,11 +147,9 @@ class MixtureProposer(Proposer):
         return self._records.setdefault(request, {}).setdefault(name, _Record())
 
     def observe(self, request: Request, drafted: int, verdict: Verdict) -> None:
-        if self._drafting_s:
-            share = self._drafting_s / max(self._clock() - self._proposed_at, 1e-6)
-            # A round in which the model also read a prompt says nothing about the others.
-            self.draft_share = _averaged(self.draft_share, min(share, 1.0))
-            self._drafting_s = 0.0
+        if self._proposed_at is not None:
+            self.costs.observe_pass(self._rows, self._clock() - self._proposed_at)
+            self._proposed_at = None
         chosen = self._chosen.get(request, "")
         if drafted:
             self._record(request, chosen).update(drafted, len(verdict.path))
