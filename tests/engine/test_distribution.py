@@ -185,7 +185,7 @@ def test_a_place_that_nothing_could_be_drawn_for_is_no_draft(rule, models):
         def without(decodes):
             draft = propose(decodes)
             if draft.q is not None:
-                draft.q[:, 1] = torch.nan
+                draft.q[:, 1:2] = torch.nan
                 for tokens in draft.tokens:
                     tokens[1:2] = [0] * len(tokens[1:2])
             return draft
