@@ -46,7 +46,7 @@ class Medusa(nn.Module):
 
     def config(self) -> dict[str, Any]:
         """Its own entries of config.json."""
-        return {"medusa_num_heads": PLACES, "medusa_num_layers": 1}
+        return {"model_type": "medusa", "medusa_num_heads": PLACES, "medusa_num_layers": 1}
 
     def tensors(self) -> dict[str, Tensor]:
         """The published layout."""
@@ -91,10 +91,12 @@ class MlpSpeculator(nn.Module):
     def config(self) -> dict[str, Any]:
         """Its own entries of config.json."""
         return {
+            "architectures": ["MLPSpeculatorPreTrainedModel"],
             "model_type": "mlp_speculator",
             "emb_dim": self.first.in_features,
             "inner_dim": MLP_INNER,
             "n_predict": PLACES,
+            "top_k_tokens_per_head": [1] * PLACES,
             "tie_weights": True,
             "scale_input": True,
         }

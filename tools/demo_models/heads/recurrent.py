@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
+from ..models import MAX_POSITIONS
 from .layer import INNER, KeyValues, MidLayer, MtpLayer, norm
 from .lessons import EARLY, Lesson, first_taught, last_taught, teacher_loss
 
@@ -93,6 +94,11 @@ class Eagle3(nn.Module):
         """Its own entries of config.json."""
         return {
             "architectures": ["LlamaForCausalLMEagle3"],
+            "model_type": "llama",
+            "num_hidden_layers": 1,
+            "hidden_act": "silu",
+            "max_position_embeddings": MAX_POSITIONS,
+            "tie_word_embeddings": False,
             "intermediate_size": INNER,
             "draft_vocab_size": OWN_VOCABULARY,
             "fc_norm": True,
