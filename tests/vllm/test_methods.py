@@ -13,7 +13,7 @@ PROMPTS = ["def main():", "import os", "class Stack:\n    def push", "for line i
 PARAMS = SamplingParams(temperature=0, max_tokens=128, ignore_eos=True)
 
 
-@pytest.mark.parametrize("method", ["eagle3", "medusa", "mlp_speculator"])
+@pytest.mark.parametrize("method", ["eagle3", "medusa"])
 def test_both_engines_keep_the_same_drafts(method):
     parameters = {"speculative_method": method, "draft_model": PAIR / method}
     with Engine(config(**parameters)) as engine:
