@@ -10,7 +10,7 @@ import torch
 from tandem import EngineConfig
 from tandem.errors import ConfigError
 from tandem.vllm import draft_tp, per_request
-from tandem.vllm.engine import check_installation, check_seams
+from tandem.vllm.engine import check_installation, check_seams, first_sentence
 
 
 class Proposer:
@@ -302,3 +302,15 @@ def test_a_moved_seam_is_a_sentence_for_the_operator(vllm):
     check_seams(config)  # of the draft's groups, which it does not have
     with pytest.raises(ConfigError, match="get_world_group is gone"):
         check_seams(wide)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("No GPU.\nTraceback"), "No GPU."),
+        (ValueError("1 validation error for X\n  Value error, no such model. Others: a, b"), None),
+        (RuntimeError(), "RuntimeError"),
+    ],
+)
+def test_the_reason_is_the_sentence_that_tells(error, said):
+    assert first_sentence(error) == (said or "Value error, no such model")

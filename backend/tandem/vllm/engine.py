@@ -55,7 +55,7 @@ class VllmEngine:
         try:
             self._vllm, self._tasks = self._wait(self._start())
         except Exception as error:  # vLLM raises whatever its parts do
-            raise ConfigError(f"vLLM does not start: {_first_sentence(error)}") from error
+            raise ConfigError(f"vLLM does not start: {first_sentence(error)}") from error
         self.limits = self._limits()
 
     async def _start(self) -> tuple[Any, Any]:
@@ -99,7 +99,7 @@ class VllmEngine:
 
     def _lose(self, error: BaseException) -> None:
         name = type(error).__name__
-        self._lost = f"vLLM's engine has ended ({name}: {_first_sentence(error)})"
+        self._lost = f"vLLM's engine has ended ({name}: {first_sentence(error)})"
         self._on_lost(self._lost)
 
     # -- requests ------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class VllmEngine:
                 supported_tasks=self._tasks,
             )
         except Exception as error:  # its checks raise types of their own
-            raise InvalidRequestError(f"vLLM refuses it: {_first_sentence(error)}") from None
+            raise InvalidRequestError(f"vLLM refuses it: {first_sentence(error)}") from None
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """Drops a request at once; None if it is not (or no longer) here."""
@@ -252,6 +252,8 @@ def _stats(metrics: Any) -> SpeculationStats:
     )
 
 
-def _first_sentence(error: BaseException) -> str:
+def first_sentence(error: BaseException) -> str:
+    """What a person can act on; pydantic's first line only counts errors, and vLLM's go on long."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    telling = [line for line in lines if "validation error" not in line] or lines
+    return telling[0].split(". ")[0] if telling else type(error).__name__
