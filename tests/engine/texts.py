@@ -65,7 +65,8 @@ def load(tokenizer: HFTokenizer) -> Tokenizer:
 
 
 def eos_of(tokenizer: Tokenizer) -> int:
-    return tokenizer.vocabulary()[EOS]
+    special = b"\0" + EOS.encode()
+    return next(index for index, text in tokenizer.spellings().items() if text == special)
 
 
 def chunks(tokens: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
