@@ -38,7 +38,8 @@ def served(tmp_path_factory):
     repository.mkdir()
     every = settings(folder / "heads")
     for name, parameters in every.items():
-        common = {"dtype": "float32", "kv_cache_memory": "48MiB", "num_threads": "1"}
+        common = {"dtype": "float32", "kv_cache_memory": "48MiB"}
+        common |= {"num_threads": "1", "max_model_len": "1024"}
         with overridden(MODEL_REPOSITORY, ("tandem",), common | parameters) as made:
             model = repository / name
             model.mkdir()
