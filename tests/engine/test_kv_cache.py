@@ -74,6 +74,16 @@ def test_the_last_token_is_always_left_to_compute(length, computed):
     assert adopted(blocks, [1, 2, 3, 4, 5, 6][:length]).computed == computed
 
 
+def test_a_block_is_a_prefix_once_the_head_has_been_there_too():
+    """A head's KV lies in the block and cannot be made up later; it depends on the next token."""
+    tokens = [1, 2, 3, 4, 5, 6, 7]
+    for drafted, cached in ((0, 0), (3, 2), (4, 4), (6, 6)):
+        blocks = BlockManager(8, SIZE, True, reads_ahead=True)
+        run(blocks, tokens, drafted)
+        assert adopted(blocks, [*tokens, 8]).computed == cached
+        assert adopted(blocks, [1, 2, 9, 9]).computed == 0
+
+
 def test_the_same_tokens_behind_another_prefix_are_not_shared():
     blocks = BlockManager(8, SIZE, True)
     run(blocks, [1, 2, 3, 4, 5])
