@@ -8,9 +8,11 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from tandem.attention.plan import Query
 from tandem.config import EngineConfig
 from tandem.drafting import Proposer
 from tandem.drafting.build import choose_proposer, choose_translation, load_guesser
+from tandem.drafting.costs import profile
 from tandem.drafting.heads.features import FeatureGuesser
 from tandem.errors import CheckpointError, ConfigError
 from tandem.kv_cache import BlockManager, cpu_kv_memory
@@ -85,7 +87,9 @@ def build(config: EngineConfig) -> Parts:
         target=runners[0],
         blocks=blocks,
         scheduler=Scheduler(config, blocks),
-        proposer=choose_proposer(config, guesser, sampler),
+        proposer=choose_proposer(
+            config, guesser, sampler, lambda: pass_times(config, runners[0], num_blocks)
+        ),
         sampler=sampler,
     )
 
@@ -184,6 +188,15 @@ def size_pool(
             "lower max_model_len."
         )
     return num_blocks
+
+
+def pass_times(config: EngineConfig, target: Runner, num_blocks: int) -> dict[int, float]:
+    """Seconds of the target's passes by their rows. Writes into KV blocks, which are free yet."""
+
+    def run(rows: int) -> None:
+        target.forward([0] * rows, [Query([block], 0, 1) for block in range(rows)])[0, 0].item()
+
+    return profile(run, min(config.max_num_batched_tokens, num_blocks))
 
 
 def bytes_a_block(config: EngineConfig, caches: Sequence[Cache], placement: Placement) -> int:

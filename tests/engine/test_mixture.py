@@ -5,12 +5,10 @@ import random
 import pytest
 
 from tandem import SamplingParams
-from tandem.drafting import Draft, Proposer, Verdict
-from tandem.drafting.costs import RoundCosts
 from tandem.drafting.mixture import Method, MixtureProposer
-from tandem.scheduler import Decode
 from tests.engine.builders import make_request
 from tests.engine.heads import make_head
+from tests.engine.policy_world import Guess, World
 from tests.engine.references import hf_greedy
 
 LENGTH = 40
@@ -58,88 +56,56 @@ def test_a_seed_decides_the_text(mixed, engine):
     assert [o.token_ids for o in outputs] == [o.token_ids for o in plain]
 
 
-class Scripted(Proposer):
-    """Proposes as many tokens as it is told."""
-
-    def __init__(self, count):
-        self.count = count
-        self.asked = 0
-
-    def propose(self, decodes):
-        self.asked += sum(decode.lookahead > 0 for decode in decodes)
-        return Draft([[1] * min(self.count, decode.lookahead) for decode in decodes])
+LONGEST = 8
 
 
-def rounds(mixture, request, kept, count):
-    """Lengths of the drafts of some rounds, of which a share is kept."""
-    lengths = []
-    for _ in range(count):
-        draft = mixture.propose([Decode(request, 8)])
-        lengths.append(len(draft.tokens[0]))
-        accepted = int(kept(lengths[-1]) * lengths[-1])
-        mixture.observe(request, lengths[-1], Verdict(list(range(1, accepted + 1)), [1]))
-    return lengths
+def mixed_rate(world, batch, rounds=1000, **methods):
+    """Simulated tokens a second and request."""
+    guesses = {name: Guess(world, **of) for name, of in methods.items()}
+    made = [Method(name, guess, not guess.level_s) for name, guess in guesses.items()]
+    mixture = MixtureProposer(made, LONGEST, world.costs(), world.clock)
+    return world.run(mixture, batch, LONGEST, rounds)
 
 
-def test_a_long_lookup_is_taken_and_a_short_one_is_not():
-    for lookup, chosen in ((8, 8), (1, 6)):
-        model = Scripted(6)
-        methods = [Method("suffix", Scripted(lookup), True), Method("eagle", model, False)]
-        mixture = MixtureProposer(methods, clock=lambda: 0.0)
-        assert rounds(mixture, make_request([1, 2]), lambda length: 0.6, 3) == [chosen] * 3
-        assert bool(model.asked) == (chosen == 6)
+GOOD_MODEL = {"chance": 0.8, "level_s": 0.1}
+DEAR_MODEL = {"chance": 0.8, "level_s": 0.5}
+BAD_MODEL = {"chance": 0.05, "level_s": 0.1}
+GOOD_LOOKUP = {"chance": 0.9, "found": 0.9}
+RARE_LOOKUP = {"chance": 0.9, "found": 0.1}
+BAD_LOOKUP = {"chance": 0.1, "found": 1.0}
 
 
-def test_a_model_that_failed_at_first_is_tried_again():
-    methods = [Method("ngram", Scripted(0), True), Method("eagle", Scripted(4), False)]
-    mixture = MixtureProposer(methods, clock=lambda: 0.0)
+@pytest.mark.parametrize("row_s", [0.01, 0.3])
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("lookup", [GOOD_LOOKUP, RARE_LOOKUP, BAD_LOOKUP], ids=str)
+@pytest.mark.parametrize("model", [GOOD_MODEL, DEAR_MODEL, BAD_MODEL], ids=str)
+def test_no_part_alone_is_faster(model, lookup, batch, row_s):
+    """In a simulation, whatever drafts cost and bring; nor is any fixed length, or none. Chances
+    are all the same here, so that each guess at them is a loss."""
+    world = World(row_s)
+    alone = [world.rate(batch, k, **part) for part in (model, lookup) for k in range(LONGEST + 1)]
+    assert mixed_rate(world, batch, lookup=lookup, model=model) > 0.9 * max(alone)
+
+
+def test_what_changes_is_noticed():
+    """A model that was hopeless and a lookup that was good change places."""
+    world = World()
+    guesses = {"model": Guess(world, 0.0, level_s=0.1), "lookup": Guess(world, 0.9)}
+    methods = [Method(name, guess, name == "lookup") for name, guess in guesses.items()]
+    mixture = MixtureProposer(methods, LONGEST, world.costs(), world.clock)
     request = make_request([1, 2])
-    assert 0 in rounds(mixture, request, lambda length: 0.0, 60)
-    assert rounds(mixture, request, lambda length: 1.0, 80)[-20:] == [4] * 20
+    before = world.run(mixture, 1, LONGEST, 200, [request])
+    guesses["model"].chance, guesses["lookup"].chance = 0.9, 0.0
+    world.run(mixture, 1, LONGEST, 600, [request])
+    after = world.run(mixture, 1, LONGEST, 200, [request])
+    assert before > 2.5
+    assert after > 2.0
 
 
-def test_a_lookup_that_is_mostly_wrong_gives_way():
-    methods = [Method("ngram", Scripted(8), True), Method("eagle", Scripted(4), False)]
-    mixture = MixtureProposer(methods, clock=lambda: 0.0)
-    lengths = rounds(mixture, make_request([1, 2]), lambda length: 0.0 if length == 8 else 0.9, 12)
-    assert lengths[0] == 8
-    assert lengths[-4:] == [4] * 4
-
-
-def test_costs_are_learnt_by_size():
-    costs = RoundCosts()
-    assert costs.of_pass(5) == pytest.approx(1.2)  # nothing is known yet
-    for _ in range(50):
-        costs.observe_pass(1, 2.0)
-        costs.observe_pass(8, 3.0)
-        costs.observe_draft(0.5)
-    assert costs.of_pass(1) == pytest.approx(2.0)
-    assert costs.of_pass(6) == pytest.approx(3.0)
-    assert 3.0 < costs.of_pass(16) < 6.0
-    assert costs.of_draft() == pytest.approx(0.5)
-    costs.observe_pass(1, 1000.0)  # with a prompt in it
-    assert costs.of_pass(1) < 2.5
-
-
-def test_a_model_whose_draft_takes_too_long_is_not_asked():
-    """The same drafts; only the clock says which of them pays."""
-    chosen = {}
-    for draft_s in (0.1, 5.0):
-        now = [0.0]
-
-        class Slow(Scripted):
-            def propose(self, decodes, seconds=draft_s, now=now):
-                now[0] += seconds * any(decode.lookahead for decode in decodes)
-                return super().propose(decodes)
-
-        methods = [Method("ngram", Scripted(3), True), Method("eagle", Slow(6), False)]
-        mixture = MixtureProposer(methods, clock=lambda now=now: now[0])
-        request = make_request([1, 2])
-        lengths = []
-        for _ in range(12):
-            draft = mixture.propose([Decode(request, 8)])
-            lengths.append(len(draft.tokens[0]))
-            now[0] += 1.0
-            mixture.observe(request, lengths[-1], Verdict(list(range(1, lengths[-1])), [1]))
-        chosen[draft_s] = lengths[-1]
-    assert chosen == {0.1: 6, 5.0: 3}
+def test_the_model_reads_nothing_where_lookups_do_well():
+    world = World()
+    guesses = {"model": Guess(world, 0.5, level_s=0.5), "lookup": Guess(world, 0.95)}
+    methods = [Method(name, guess, name == "lookup") for name, guess in guesses.items()]
+    mixture = MixtureProposer(methods, LONGEST, world.costs(), world.clock)
+    world.run(mixture, 1, LONGEST, 300)
+    assert guesses["model"].asked < 15

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -53,6 +54,9 @@ class Proposer:
     taps: tuple[int, ...] | None = None
     """Which hidden states of the target it wants: the inputs of these layers, side by side; the
     last layer's, normed, where there are none; None: it wants no hidden states."""
+
+    longest: int = sys.maxsize
+    """Most tokens it can draft."""
 
     def propose(self, decodes: Sequence[Decode]) -> Draft:
         """Drafts for every decode, at most `lookahead` tokens each (none is allowed)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from tandem.config import HEADS, EngineConfig
 from tandem.drafting import NoProposer, Proposer
 from tandem.drafting.chain import ChainProposer
+from tandem.drafting.costs import RoundCosts
 from tandem.drafting.draft_model import DraftModel
 from tandem.drafting.heads.checkpoint import Head, read_head
 from tandem.drafting.heads.eagle import Eagle
@@ -106,10 +107,18 @@ def _make_heads(
     return [kind(head, model, tables, dtype)]
 
 
-def choose_proposer(config: EngineConfig, guesser: Guesser | None, sampler: Sampler) -> Proposer:
-    """The proposer of `speculative_method`."""
+def choose_proposer(
+    config: EngineConfig,
+    guesser: Guesser | None,
+    sampler: Sampler,
+    pass_times: Callable[[], dict[int, float]],
+) -> Proposer:
+    """The proposer of `speculative_method`. pass_times measures the target, where that is wanted:
+    seconds of a pass by its rows."""
     made = [_make_method(config, name, guesser, sampler) for name in config.methods]
-    return made[0].proposer if len(made) == 1 else MixtureProposer(made)
+    if len(made) == 1:
+        return made[0].proposer
+    return MixtureProposer(made, config.lookahead, RoundCosts(pass_times()))
 
 
 def _make_method(

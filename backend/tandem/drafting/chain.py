@@ -42,6 +42,7 @@ class ChainProposer(Proposer):
         self.guesser = guesser
         self.sampler = sampler
         self.taps = guesser.taps
+        self.longest = guesser.max_depth
 
     def propose(self, decodes: Sequence[Decode]) -> Draft:
         drafts: list[list[int]] = [[] for _ in decodes]
@@ -51,9 +52,8 @@ class ChainProposer(Proposer):
         ready, logits = self.guesser.begin([decodes[place] for place in asking])
         if not ready:
             return Draft(drafts)
-        deepest = self.guesser.max_depth
         chains = [
-            Chain(asking[index], row, decodes[asking[index]], deepest)
+            Chain(asking[index], row, decodes[asking[index]], self.longest)
             for row, index in enumerate(ready)
         ]
         q = self._empty_q(len(decodes), chains, logits)

@@ -1,56 +1,109 @@
-"""What a round's parts take, learnt from the rounds before: nothing of the round itself decides."""
+"""What a round's parts take: measured at start-up, then learnt from the rounds before. Nothing of a
+round itself decides."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 MEMORY = 0.8  # of a moving average
 A_ROW = 0.05  # of a one-row pass, that every further row is expected to add
-A_DRAFT = 0.3  # of a one-row pass, that a model's draft is expected to take
+A_LEVEL = 0.1  # of a pass, that a level of a model's draft is expected to take
 OUTLIER = 2.0  # times what is known: a round that also reads a prompt counts for no more
+EXPLORING = 0.01  # of all time may go into drafts that are not expected to pay
+SIZES = np.array([*range(1, 18), *(part << up for up in range(3, 12) for part in (3, 4))], float)
+PROFILED = (1, 2, 4, 8, 16, 32, 64)
+REPEATS = 3
 
 
-def averaged(old: float, new: float) -> float:
-    """The moving average after a new value."""
-    return MEMORY * old + (1 - MEMORY) * new
+def profile(run: Callable[[int], object], most: int) -> dict[int, float]:
+    """Seconds that `run` takes for so many rows, the least of some tries; at most `most` rows."""
+    found: dict[int, float] = {}
+    for rows in PROFILED:
+        if rows > most:
+            break
+        for _ in range(REPEATS):
+            began = time.perf_counter()
+            run(rows)
+            seconds = time.perf_counter() - began
+            found[rows] = min(found.get(rows, seconds), seconds)
+    return found
+
+
+class Times:
+    """Seconds by size, on SIZES; between them a line. Without a profile all sizes are expected to
+    take as long as the first one seen: where that is wrong, trying shows it."""
+
+    def __init__(self, known: Mapping[int, float] | None = None) -> None:
+        self._seconds = np.ones(len(SIZES))
+        self._measured = bool(known)
+        if known:
+            sizes = np.array(sorted(known), float)
+            seconds = np.maximum.accumulate([known[int(size)] for size in sizes])
+            inside = np.interp(SIZES, sizes, seconds)
+            self._seconds = inside * _grown(SIZES) / _grown(SIZES.clip(sizes[0], sizes[-1]))
+
+    def at(self, sizes: ArrayLike) -> NDArray[np.float64]:
+        """Seconds expected."""
+        return np.interp(np.asarray(sizes, float), SIZES, self._seconds)
+
+    def observe(self, size: float, seconds: float) -> None:
+        """It took so long: the nearer a size, the more is learnt about it."""
+        ratio = seconds / float(self.at(size))
+        if self._measured:
+            near = 0.5 ** np.abs(np.log2(SIZES / size))
+            self._seconds *= min(ratio, OUTLIER) ** ((1 - MEMORY) * near)
+        else:
+            self._seconds *= ratio
+        self._measured = True
 
 
 class RoundCosts:
-    """Seconds of a target pass by its rows, and of a model's draft."""
+    """Seconds of a target pass by its rows, and of each level of a model's draft by how many
+    requests it drafts for."""
 
-    def __init__(self) -> None:
-        self._passes: dict[int, float] = {}
-        """Seconds by size class: 1, 2, 3 to 4, 5 to 8, ... rows."""
-        self._draft: float | None = None
+    def __init__(self, passes: Mapping[int, float] | None = None) -> None:
+        """passes: seconds of passes over so many rows, from a profile."""
+        self._passes = Times(passes)
+        self._levels: Times | None = None
+        self._elapsed = 0.0
+        self._explored = 0.0
 
     def observe_pass(self, rows: int, seconds: float) -> None:
         """A pass over so many rows took so long."""
         if seconds > 0:
-            size = _size(rows)
-            self._passes[size] = _steadied(self._passes.get(size), seconds)
+            self._passes.observe(rows, seconds)
+            self._elapsed += seconds
 
-    def observe_draft(self, seconds: float) -> None:
-        """A model's draft for whoever asked took so long."""
+    def observe_draft(self, requests: int, levels: int, seconds: float) -> None:
+        """A model's draft of so many levels for so many requests took so long."""
         if seconds > 0:
-            self._draft = _steadied(self._draft, seconds)
+            self._levels = self._levels or Times()
+            self._levels.observe(requests, seconds / levels)
+            self._elapsed += seconds
 
-    def of_pass(self, rows: int) -> float:
-        """Seconds expected: those of the size nearest to it that is known, and A_ROW for the
-        difference."""
-        if not self._passes:
-            return 1 + A_ROW * (rows - 1)
-        size = min(self._passes, key=lambda known: abs(known - _size(rows)))
-        if size == _size(rows):
-            return self._passes[size]
-        expected = (1 + A_ROW * (rows - 1)) / (1 + A_ROW * ((1 << size) - 1))
-        return self._passes[size] * expected
+    def explore(self, batch: int, levels: int, waived: float) -> bool:
+        """Whether there is time for a request's draft that is not expected to pay; it is spent.
+        waived: seconds that a better draft in its place would have saved."""
+        if self._explored > EXPLORING * self._elapsed:
+            return False
+        rows = float(self.passes(batch + levels) - self.passes(batch))
+        self._explored += rows + levels * self.level(1) + waived
+        return True
 
-    def of_draft(self) -> float:
-        """Seconds expected of a model's draft."""
-        return A_DRAFT * self.of_pass(1) if self._draft is None else self._draft
+    def passes(self, rows: ArrayLike) -> NDArray[np.float64]:
+        """Seconds expected of passes."""
+        return self._passes.at(rows)
+
+    def level(self, requests: int) -> float:
+        """Seconds expected of each level of a model's draft for so many requests."""
+        if self._levels is None:
+            return A_LEVEL * float(self.passes(requests))
+        return float(self._levels.at(requests))
 
 
-def _size(rows: int) -> int:
-    return (rows - 1).bit_length()
-
-
-def _steadied(old: float | None, new: float) -> float:
-    return new if old is None else averaged(old, min(new, OUTLIER * old))
+def _grown(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    return 1 + A_ROW * (rows - 1)

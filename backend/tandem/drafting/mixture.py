@@ -1,14 +1,16 @@
 """Several methods side by side: for each request and step the one that should gain most proposes.
 
-Lookups (n-gram, suffix) guess from the text alone, and cost next to nothing: they are asked first.
-Where what they found should bring more tokens in the time of a round than the method that guesses
-with a model, their draft is taken, and the model does not run for that request.
+Lookups (n-gram, suffix) guess from the text alone, and cost next to nothing: they are all asked,
+and judged by what the text became, whether or not their draft was taken. Where none of theirs
+should yield as many tokens a second as the method that guesses with a model, the model drafts.
+How far each draft reaches is decided for the whole batch (`lengths`).
 
 What the target computes is shown to the model when it is asked to draft, not before: where lookups
-do well it costs nothing.
+do well it costs nothing. Now and then a model that is not expected to pay is tried again, within a
+small share of the time.
 
-What is expected of a method comes from how its earlier drafts fared for this request, and its time
-from earlier rounds: nothing that is drawn in this round decides whether it is drafted or verified.
+What is expected of a method comes from how its earlier drafts fared, and its time from earlier
+rounds: nothing that is drawn in this round decides whether it is drafted or verified.
 """
 
 from __future__ import annotations
@@ -18,16 +20,17 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor
 
 from tandem.drafting import Computed, Draft, Proposer, Verdict
-from tandem.drafting.costs import RoundCosts, averaged
+from tandem.drafting.costs import RoundCosts
+from tandem.drafting.gains import Gains
+from tandem.drafting.held import HeldStates
+from tandem.drafting.lengths import Option, best_lengths, rate
 from tandem.request import Request
 from tandem.scheduler import Decode
 
-TRY_AGAIN = 16  # rounds after which a model that was not worth its time is given another chance
-PRIOR = 0.6  # share of drafted tokens that is expected to be kept before anything is known
+PROBE = 2  # tokens of a draft that is not expected to pay
 
 
 class Method(NamedTuple):
@@ -38,178 +41,178 @@ class Method(NamedTuple):
     is_lookup: bool
 
 
-class _Record:
-    """How a method has fared for one request."""
+class _Part(NamedTuple):
+    """One request's draft by one method."""
 
-    def __init__(self) -> None:
-        self.kept = PRIOR
-        """Share of its drafted tokens that were kept."""
-        self.tokens: float | None = None
-        """Tokens of a draft that were kept."""
-        self.passed_over = 0
-        """Rounds since its last draft."""
+    tokens: list[int]
+    parents: list[int] | None
 
-    def update(self, drafted: int, accepted: int) -> None:
-        prior = PRIOR * drafted if self.tokens is None else self.tokens
-        self.tokens = averaged(prior, accepted)
-        self.kept = averaged(self.kept, accepted / drafted)
-        self.passed_over = 0
+    def cut(self, length: int) -> _Part:
+        """Its first tokens; parents come first."""
+        return _Part(self.tokens[:length], self.parents and self.parents[:length])
+
+    def matched(self, text: Sequence[int]) -> tuple[int, list[int]]:
+        """How many of its tokens can be judged by what the text became, and the places of those
+        that were right."""
+        parents = range(len(self.tokens)) if self.parents is None else self.parents
+        path = [0]
+        for node, (token, parent) in enumerate(zip(self.tokens, parents, strict=True), 1):
+            if parent != path[-1]:
+                continue
+            if len(path) > len(text):
+                return node - 1, path[1:]
+            if token == text[len(path) - 1]:
+                path.append(node)
+        return len(self.tokens), path[1:]
+
+
+class _Choice(NamedTuple):
+    """The method that should gain most for a request."""
+
+    method: Method | None
+    part: _Part
+    """A lookup's draft; empty where the model is to draft."""
+    option: Option
 
 
 class MixtureProposer(Proposer):
     """Asks lookups first, then the one method that guesses with a model, if there is one."""
 
     def __init__(
-        self, methods: Sequence[Method], clock: Callable[[], float] = time.perf_counter
+        self,
+        methods: Sequence[Method],
+        longest: int,
+        costs: RoundCosts,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """longest: most tokens of a draft."""
         self._clock = clock
         self.lookups = [method for method in methods if method.is_lookup]
-        self.guessing = next((method for method in methods if not method.is_lookup), None)
-        self.taps = self.guessing.proposer.taps if self.guessing else None
-        self.costs = RoundCosts()
-        self._records: WeakKeyDictionary[Request, dict[str, _Record]] = WeakKeyDictionary()
-        self._chosen: WeakKeyDictionary[Request, str] = WeakKeyDictionary()
-        self._held: WeakKeyDictionary[Request, _Held] = WeakKeyDictionary()
-        self._batch = 1
+        self.model = next((method for method in methods if not method.is_lookup), None)
+        self.taps = self.model.proposer.taps if self.model else None
+        self.costs = costs
+        self._held = HeldStates(self.model.proposer) if self.model else None
+        self.longest = longest
+        self._gains = {method.name: Gains(longest) for method in methods}
+        self._own: WeakKeyDictionary[Request, dict[str, Gains]] = WeakKeyDictionary()
+        self._found: dict[Request, dict[str, _Part]] = {}
+        """What lookups found for the requests of this round."""
+        self._drafted: set[Request] = set()
+        """For whom the model has drafted in this round."""
         self._rows = 0
         self._proposed_at: float | None = None
 
-    def propose(self, decodes: Sequence[Decode]) -> Draft:
-        drafts = [_Part([], None) for _ in decodes]
-        self._batch = len(decodes)
-        left = [place for place, decode in enumerate(decodes) if decode.lookahead]
-        for method in self.lookups:
-            found = method.proposer.propose([decodes[place] for place in left])
-            for index, place in enumerate(left):
-                self._consider(drafts, place, decodes[place], method, _part(found, index))
-        q = self._guess(decodes, drafts, left)
-        self._rows = sum(1 + len(part.tokens) for part in drafts)
-        self._proposed_at = self._clock()
-        return _joined(drafts, q)
+    # -- drafting ------------------------------------------------------------------------------
 
-    def _consider(
-        self, drafts: list[_Part], place: int, decode: Decode, method: Method, part: _Part
-    ) -> None:
-        """The better of two lookups by the tokens they should bring."""
-        best = drafts[place]
-        if self._expected(decode.request, method.name, part) > self._expected(
-            decode.request, self._chosen.get(decode.request, ""), best
-        ):
-            drafts[place] = part
-            self._chosen[decode.request] = method.name
+    def propose(self, decodes: Sequence[Decode]) -> Draft:
+        if not decodes:
+            return Draft([])
+        self._look_up(decodes)
+        choices = [self._choose(decode, len(decodes)) for decode in decodes]
+        plan = best_lengths(self.costs, [choice.option for choice in choices])
+        planned = list(zip(choices, plan.lengths, strict=True))
+        parts = [choice.part.cut(length) for choice, length in planned]
+        asked = [length if choice.method is self.model else 0 for choice, length in planned]
+        if not any(asked):
+            waived = [float(choice.option.gains[:n].sum()) / plan.rate for choice, n in planned]
+            self._probe(decodes, asked, waived)
+        q = self._guess(decodes, asked, parts)
+        self._rows = sum(1 + len(part.tokens) for part in parts)
+        self._proposed_at = self._clock()
+        return _joined(parts, q, [decode.request in self._drafted for decode in decodes])
+
+    def _look_up(self, decodes: Sequence[Decode]) -> None:
+        """Asks every lookup."""
+        self._found = {decode.request: {} for decode in decodes}
+        for method in self.lookups:
+            found = method.proposer.propose(decodes)
+            for place, decode in enumerate(decodes):
+                self._found[decode.request][method.name] = _part(found, place)
+
+    def _choose(self, decode: Decode, batch: int) -> _Choice:
+        """What should yield most tokens a second, if the whole batch did the same."""
+        choices: list[_Choice] = []
+        if self.model and decode.lookahead:
+            longest = min(decode.lookahead, self.model.proposer.longest)
+            gains = self._gains_of(decode.request, self.model).expected(longest)
+            choices.append(_Choice(self.model, _Part([], None), Option(gains, by_model=True)))
+        for method in self.lookups:
+            part = self._found[decode.request][method.name]
+            gains = self._gains_of(decode.request, method).expected(len(part.tokens))
+            choices.append(_Choice(method, part, Option(gains, by_model=False)))
+        return max(choices, key=lambda choice: rate(self.costs, batch, choice.option))
 
     def _guess(
-        self, decodes: Sequence[Decode], drafts: list[_Part], left: Sequence[int]
+        self, decodes: Sequence[Decode], asked: list[int], parts: list[_Part]
     ) -> Tensor | None:
-        """Has the model draft for the requests that it should gain more for."""
-        if self.guessing is None:
+        """Has the model draft so many tokens; where it does, its draft takes the part's place."""
+        self._drafted = set()
+        if self.model is None or self._held is None:
             return None
-        mine = [place for place in left if self._prefers_model(decodes[place], drafts[place])]
         began = self._clock()
-        self._catch_up([decodes[place].request for place in mine])
-        own = [
-            decode if place in mine else decode._replace(lookahead=0)
-            for place, decode in enumerate(decodes)
-        ]
-        found = self.guessing.proposer.propose(own)
+        mine = [place for place, length in enumerate(asked) if length]
+        self._held.show([decodes[place].request for place in mine])
+        found = self.model.proposer.propose(
+            [decode._replace(lookahead=n) for decode, n in zip(decodes, asked, strict=True)]
+        )
         if mine:
-            self.costs.observe_draft(self._clock() - began)
+            seconds = self._clock() - began
+            self.costs.observe_draft(len(mine), max(asked), seconds)
         for place in mine:
-            part = _part(found, place)._replace(drawn=found.q is not None)
-            if not part.tokens:  # it still reads the text
-                continue
-            drafts[place] = part
-            self._chosen[decodes[place].request] = self.guessing.name
+            if found.tokens[place]:  # otherwise it still reads the text
+                parts[place] = _part(found, place)
+                self._drafted.add(decodes[place].request)
         return found.q
 
-    def _prefers_model(self, decode: Decode, lookup: _Part) -> bool:
-        assert self.guessing is not None
-        record = self._record(decode.request, self.guessing.name)
-        tokens = PRIOR * decode.lookahead if record.tokens is None else record.tokens
-        seconds = self._pass(decode.lookahead) + self.costs.of_draft()
-        model = (1 + min(tokens, decode.lookahead)) / seconds
-        chosen = self._chosen.get(decode.request, "")
-        found = 1 + self._expected(decode.request, chosen, lookup)
-        record.passed_over += 1
-        if not lookup.tokens and record.passed_over > TRY_AGAIN:
-            return True
-        return model >= found / self._pass(len(lookup.tokens))
+    def _probe(self, decodes: Sequence[Decode], asked: list[int], waived: Sequence[float]) -> None:
+        """Where there is time, has the model try the request that loses least by it."""
+        able = [place for place, decode in enumerate(decodes) if decode.lookahead]
+        if self.model is None or not able:
+            return
+        place = min(able, key=lambda place: (waived[place], self._unread(decodes[place].request)))
+        if self.costs.explore(len(decodes), PROBE, waived[place]):
+            asked[place] = min(PROBE, decodes[place].lookahead)
 
-    def _pass(self, drafted: int) -> float:
-        """Seconds of a round if every request of the batch drafted so many tokens."""
-        return self.costs.of_pass(self._batch * (1 + drafted))
+    def _unread(self, request: Request) -> int:
+        assert self._held is not None
+        return max(self._held.rows(request), request.computed - request.draft_computed)
 
-    def _expected(self, request: Request, name: str, part: _Part) -> float:
-        """Tokens of a draft that should be kept."""
-        return self._record(request, name).kept * len(part.tokens) if part.tokens else 0.0
+    def _gains_of(self, request: Request, method: Method) -> Gains:
+        own = self._own.setdefault(request, {})
+        if method.name not in own:
+            own[method.name] = Gains(self.longest, self._gains[method.name])
+        return own[method.name]
 
-    def _record(self, request: Request, name: str) -> _Record:
-        return self._records.setdefault(request, {}).setdefault(name, _Record())
+    # -- learning ------------------------------------------------------------------------------
 
     def observe(self, request: Request, drafted: int, verdict: Verdict) -> None:
         if self._proposed_at is not None:
             self.costs.observe_pass(self._rows, self._clock() - self._proposed_at)
             self._proposed_at = None
-        chosen = self._chosen.get(request, "")
-        if drafted:
-            self._record(request, chosen).update(drafted, len(verdict.path))
-        for method in [*self.lookups, *([self.guessing] if self.guessing else [])]:
-            own = drafted if method.name == chosen else 0
-            method.proposer.observe(request, own, verdict)
+        for method in self.lookups:
+            self._learn(request, method, *self._found[request][method.name].matched(verdict.tokens))
+            method.proposer.observe(request, 0, verdict)
+        if self.model is not None:
+            own = drafted if request in self._drafted else 0
+            self._learn(request, self.model, own, verdict.path)
+            self.model.proposer.observe(request, own, verdict)
+
+    def _learn(self, request: Request, method: Method, tried: int, kept: Sequence[int]) -> None:
+        kept = [place for place in kept if place <= tried]
+        self._gains_of(request, method).update(tried, kept)
+        if tried:
+            self._gains[method.name].update(tried, kept)
 
     def absorb(self, computed: Sequence[Computed], features: Tensor) -> None:
-        """Prompts are passed on: their blocks become prefixes for others. Answers are held."""
-        assert self.guessing is not None
-        prompts = [one for one in computed if one.start < one.request.num_prompt]
-        self.guessing.proposer.absorb(prompts, features)
-        for request, start, rows in computed:
-            if start < request.num_prompt:
-                self._held.pop(request, None)
-                continue
-            held = self._held.get(request)
-            if held is None or held.start + sum(map(len, held.features)) != start:
-                held = self._held[request] = _Held(start, [])
-            held.features.append(features[list(rows)])
-
-    def _catch_up(self, requests: Sequence[Request]) -> None:
-        """Shows the model what was held of these requests."""
-        assert self.guessing is not None
-        found = [
-            (request, self._held.pop(request)) for request in requests if request in self._held
-        ]
-        if not found:
-            return
-        computed: list[Computed] = []
-        first = 0
-        for request, held in found:
-            count = sum(map(len, held.features))
-            computed.append(Computed(request, held.start, range(first, first + count)))
-            first += count
-        every = torch.cat([part for _, held in found for part in held.features])
-        self.guessing.proposer.absorb(computed, every)
-
-
-class _Held(NamedTuple):
-    """What the target has computed of an answer, in order."""
-
-    start: int
-    features: list[Tensor]
-    """Each [n, width]."""
-
-
-class _Part(NamedTuple):
-    """One request's draft."""
-
-    tokens: list[int]
-    parents: list[int] | None
-    drawn: bool = False
+        assert self._held is not None
+        self._held.add(computed, features)
 
 
 def _part(draft: Draft, index: int) -> _Part:
     return _Part(draft.tokens[index], draft.parents[index] if draft.parents else None)
 
 
-def _joined(parts: Sequence[_Part], q: Tensor | None) -> Draft:
+def _joined(parts: Sequence[_Part], q: Tensor | None, drawn: list[bool]) -> Draft:
     trees = any(part.parents is not None for part in parts)
     parents = [
         list(range(len(part.tokens))) if part.parents is None else part.parents for part in parts
@@ -218,5 +221,5 @@ def _joined(parts: Sequence[_Part], q: Tensor | None) -> Draft:
         [part.tokens for part in parts],
         parents if trees else None,
         q,
-        [part.drawn for part in parts] if q is not None else None,
+        drawn if q is not None else None,
     )

@@ -3,7 +3,7 @@
 Dynamic (EAGLE-2, Li et al. 2024, arXiv 2406.16858): each level feeds the `top_k` nodes that are
 likeliest by the product of their guesses' probabilities and collects the `top_k` best guesses
 behind each; of everything collected the likeliest nodes, as many as the request may draft, are
-the draft. Since a child is never likelier than its parent, that is a tree.
+the draft, the likeliest first. Since a child is never likelier than its parent, that is a tree.
 
 Static (Medusa): the draft has the shape of a list of paths, each a list of ranks: [0, 1] is the
 second guess behind the first one.
@@ -79,6 +79,7 @@ class TreeProposer(Proposer):
         self.shape = None if shape is None else {tuple(path) for path in shape}
         self.depth = min(guesser.max_depth, DEEPEST)
         if self.shape:
+            self.longest = len(self.shape)
             self.depth = min(self.depth, max(len(path) for path in self.shape))
             self.top_k = 1 + max(rank for path in self.shape for rank in path)
 
@@ -161,7 +162,7 @@ class TreeProposer(Proposer):
     def _draft(self, empty: Draft, trees: Sequence[_Tree]) -> Draft:
         assert empty.parents is not None
         for tree in trees:
-            kept = sorted(index for index, _ in _best(tree.nodes, tree.lookahead))
+            kept = [index for index, _ in _best(tree.nodes, tree.lookahead)]
             number = {index: node for node, index in enumerate(kept, 1)}
             empty.tokens[tree.place] = [tree.nodes[index].token for index in kept]
             empty.parents[tree.place] = [number.get(tree.nodes[i].parent, 0) for i in kept]

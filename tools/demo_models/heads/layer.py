@@ -27,6 +27,14 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(self.heads * self.size, hidden, bias=False)
         self.theta = config.rope_parameters["rope_theta"]
 
+    @torch.no_grad()
+    def look_at_oneself(self) -> None:
+        """A beginning in which every place attends to itself most: where attention alone reads the
+        embedding, as in EAGLE-3, the newest token is then seen from the first step on."""
+        keys = self.k_proj.weight.unflatten(0, (self.kv_heads, self.size))
+        shared = keys.repeat_interleave(self.heads // self.kv_heads, 0)
+        self.q_proj.weight.copy_(shared.flatten(0, 1))
+
     def forward(self, x: Tensor, earlier: KeyValues, start: int) -> Tensor:
         """Outputs for the indices from `start` on, at step len(earlier); keeps keys and values.
 

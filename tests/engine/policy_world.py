@@ -1,0 +1,71 @@
+"""A simulated target, drafts and clock: what a policy is worth, exactly and without waiting."""
+
+import random
+
+from tandem.drafting import Draft, Proposer, Verdict
+from tandem.drafting.costs import PROFILED, RoundCosts
+from tandem.scheduler import Decode
+from tests.engine.builders import make_request
+
+RIGHT = 1
+WRONG = 0
+
+
+class World:
+    """A target whose pass takes 1 second and a little for each further row."""
+
+    def __init__(self, row_s=0.01):
+        self.row_s = row_s
+        self.now = 0.0
+        self.random = random.Random(3)
+
+    def clock(self):
+        return self.now
+
+    def pass_s(self, rows):
+        return 1 + self.row_s * (rows - 1)
+
+    def costs(self):
+        """As a profile finds them."""
+        return RoundCosts({rows: self.pass_s(rows) for rows in PROFILED})
+
+    def rate(self, batch, length, chance, found=1.0, level_s=0.0):
+        """Expected tokens a second and request of one method with drafts of a fixed length."""
+        tokens = 1 + found * sum(chance**place for place in range(1, length + 1))
+        return tokens / (self.pass_s(batch * (1 + found * length)) + level_s * length)
+
+    def run(self, proposer, batch, longest, rounds, requests=None):
+        """Tokens a second and request. A drafted RIGHT is what the target writes."""
+        requests = requests or [make_request([1, 2]) for _ in range(batch)]
+        begin, tokens = self.now, 0
+        for _ in range(rounds):
+            draft = proposer.propose([Decode(request, longest) for request in requests])
+            self.now += self.pass_s(sum(1 + len(one) for one in draft.tokens))
+            for request, drafted in zip(requests, draft.tokens, strict=True):
+                right = [*drafted, WRONG].index(WRONG)
+                verdict = Verdict(list(range(1, right + 1)), [RIGHT] * (right + 1))
+                proposer.observe(request, len(drafted), verdict)
+                tokens += right + 1
+        return tokens / (self.now - begin) / batch
+
+
+class Guess(Proposer):
+    """Each token is right by chance; with a level's cost it is a model, otherwise a lookup."""
+
+    def __init__(self, world, chance, found=1.0, level_s=0.0):
+        self.world = world
+        self.chance = chance
+        self.found = found
+        self.level_s = level_s
+        self.asked = 0
+
+    def propose(self, decodes):
+        asked = [decode.lookahead for decode in decodes]
+        self.asked += any(asked)
+        self.world.now += self.level_s * max(asked)
+        return Draft([self._draft(count) for count in asked])
+
+    def _draft(self, count):
+        if self.world.random.random() >= self.found:
+            return []
+        return [RIGHT if self.world.random.random() < self.chance else WRONG for _ in range(count)]
