@@ -1,5 +1,6 @@
 """A simulated target, drafts and clock: what a policy is worth, exactly and without waiting."""
 
+import itertools
 import random
 
 from tandem.drafting import Draft, Proposer, Verdict
@@ -69,3 +70,21 @@ class Guess(Proposer):
         if self.world.random.random() >= self.found:
             return []
         return [RIGHT if self.world.random.random() < self.chance else WRONG for _ in range(count)]
+
+
+def always_pays(engine):
+    """Rows and drafts seem to cost nothing, so that the engine's mixture drafts what it can."""
+    return _by_clock(engine, lambda: 0.0)
+
+
+def by_whim(engine, seed):
+    """Times are drawn, so that the engine's mixture decides one way and another."""
+    draws = random.Random(seed)
+    times = itertools.accumulate(draws.choice([0.001, 0.1, 10.0]) for _ in itertools.count())
+    return _by_clock(engine, lambda: next(times))
+
+
+def _by_clock(engine, clock):
+    engine.proposer.costs = RoundCosts({1: 1.0, 64: 1.0})
+    engine.proposer._clock = clock
+    return engine

@@ -9,6 +9,7 @@ from tandem.verification.verify import _block_weights as fair_weights
 from tests.engine.checkpoints import make_checkpoint, perturb_checkpoint, write_words
 from tests.engine.heads import METHODS as HEADS
 from tests.engine.heads import Shape, make_head
+from tests.engine.policy_world import always_pays
 from tests.engine.references import chi_square_p, enumerate_sequences
 
 VOCAB = 6
@@ -90,6 +91,8 @@ def sample(models, method, params, policy=None, **parameters):
         **parameters,
     )
     with Engine(config) as engine:
+        if "," in method:
+            always_pays(engine)
         if policy is not None:
             engine.proposer.propose = policy(engine.proposer.propose)
         return engine.generate([PROMPT] * SAMPLES, params)

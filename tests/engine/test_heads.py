@@ -17,6 +17,7 @@ from tests.engine.heads import (
     drafting,
     make_head,
 )
+from tests.engine.policy_world import always_pays, by_whim
 from tests.engine.references import hf_greedy
 
 DAMAGED = {
@@ -213,6 +214,8 @@ def test_kv_after_rollbacks_and_cached_prefixes_is_that_of_a_fresh_pass_bit_for_
     parameters = others.get(method) or drafting(method, heads[method])
     parameters = parameters | TREES[tree]
     one = engine(**parameters, block_size=4, num_speculative_tokens=5)
+    if "," in method:
+        by_whim(one, 3)
     params = [SamplingParams(seed=seed, max_tokens=30) for seed in range(4)]
     for size in (16, 12, 23, 22):  # the first ones go on as no later prompt does
         one.generate([shared[:size]] * 4, params)
@@ -223,6 +226,8 @@ def test_kv_after_rollbacks_and_cached_prefixes_is_that_of_a_fresh_pass_bit_for_
         one.step()
     text = list(request.tokens)
     fresh = engine(**parameters, block_size=4, enable_prefix_caching=False)
+    if "," in method:
+        always_pays(fresh)
     fresh.add_request(text, SamplingParams(temperature=0, max_tokens=20))
     for _ in range(2):  # a draft model reads its text in its first round
         fresh.step()
@@ -240,7 +245,7 @@ def slots(request):
 
 def caches(one):
     """KV of the target, and of the guesser where it has any."""
-    mixed = getattr(one.proposer, "guessing", None)
+    mixed = getattr(one.proposer, "model", None)
     guesser = getattr(mixed.proposer if mixed else one.proposer, "guesser", None)
     owners = (one.target, guesser, getattr(guesser, "runner", None))
     return [owner.cache.data for owner in owners if hasattr(owner, "cache")]

@@ -8,7 +8,7 @@ from tandem import SamplingParams
 from tandem.drafting.mixture import Method, MixtureProposer
 from tests.engine.builders import make_request
 from tests.engine.heads import make_head
-from tests.engine.policy_world import Guess, World
+from tests.engine.policy_world import Guess, World, always_pays, by_whim
 from tests.engine.references import hf_greedy
 
 LENGTH = 40
@@ -42,18 +42,26 @@ def mixed(request, engine, drafts):
 @pytest.mark.parametrize("batch", [1, 5])
 def test_greedy_text_is_the_targets_own(mixed, target, batch):
     expected = hf_greedy(target, PROMPTS, LENGTH)
-    one = mixed(max_num_seqs=batch)
+    one = always_pays(mixed(max_num_seqs=batch))
     for _ in range(2):
         outputs = one.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=LENGTH))
         assert [output.token_ids for output in outputs] == expected
     assert sum(output.stats.accepted for output in outputs)
 
 
-def test_a_seed_decides_the_text(mixed, engine):
-    params = [SamplingParams(seed=index, max_tokens=LENGTH) for index in range(len(PROMPTS))]
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_whatever_it_decides_a_seed_decides_the_text(mixed, engine, temperature):
+    params = [
+        SamplingParams(seed=index, max_tokens=LENGTH, temperature=temperature)
+        for index in range(len(PROMPTS))
+    ]
     plain = engine().generate(PROMPTS, params)
-    outputs = mixed().generate(PROMPTS, params)
-    assert [o.token_ids for o in outputs] == [o.token_ids for o in plain]
+    lengths = set()
+    for whim in range(2):
+        outputs = by_whim(mixed(), whim).generate(PROMPTS, params)
+        assert [o.token_ids for o in outputs] == [o.token_ids for o in plain]
+        lengths.add(sum(o.stats.drafted for o in outputs))
+    assert len(lengths) == 2
 
 
 LONGEST = 8
