@@ -85,6 +85,6 @@ def by_whim(engine, seed):
 
 
 def _by_clock(engine, clock):
-    engine.proposer.costs = RoundCosts({1: 1.0, 64: 1.0})
+    engine.proposer.costs = RoundCosts({1: 1.0, 4096: 1.0})
     engine.proposer._clock = clock
     return engine
