@@ -10,6 +10,8 @@ import torch
 
 from tandem.attention.plan import Query
 from tandem.config import EngineConfig
+from tandem.cpu.library import load_kernels
+from tandem.cpu.linear import STORED
 from tandem.drafting import Proposer
 from tandem.drafting.build import choose_proposer, choose_translation, load_guesser
 from tandem.drafting.costs import profile
@@ -68,7 +70,9 @@ def build(config: EngineConfig) -> Parts:
     world = enter(config, placement)
     try:
         runners = load_models(config, model, draft_model, dtype, placement, world)
-        guesser = load_guesser(config, model, runners, dtype, translation)
+        emulated = is_emulated(str(dtype).removeprefix("torch."), placement)
+        head_dtype = torch.float32 if emulated else dtype
+        guesser = load_guesser(config, model, runners, head_dtype, translation)
         caches = [*runners, *([guesser] if isinstance(guesser, FeatureGuesser) else [])]
         num_blocks = size_pool(config, caches, placement, max_model_len)
         for cache in caches:
@@ -131,16 +135,22 @@ def load_models(
 
 
 def choose_dtype(config: EngineConfig, model: ModelConfig, placement: Placement) -> torch.dtype:
-    """The number format of weights, activations and KV."""
+    """The number format of weights and KV. The kernels compute in float32 whatever they read."""
     name = model.dtype if config.dtype == "auto" else config.dtype
     if name not in DTYPES:
         raise CheckpointError(
             f"{config.model} is stored as {name}, which the native engine does not run: set dtype "
             f"to one of {', '.join(DTYPES)}."
         )
-    if config.dtype == "auto" and placement.devices[0].type == "cpu" and not computes_in(name):
-        return torch.float32
+    if config.dtype == "auto" and is_emulated(name, placement):
+        reads_it = placement.world_size == 1 and DTYPES[name] in STORED and load_kernels()
+        return DTYPES[name] if reads_it else torch.float32
     return DTYPES[name]
+
+
+def is_emulated(name: str, placement: Placement) -> bool:
+    """Whether the processor has no arithmetic of its own for the format."""
+    return placement.devices[0].type == "cpu" and not computes_in(name)
 
 
 def choose_max_model_len(config: EngineConfig, model: ModelConfig) -> int:

@@ -59,6 +59,19 @@ def engine(target: Path) -> Iterator[Callable[..., Engine]]:
         one.shutdown()
 
 
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is computed by torch, as on a machine without a compiler."""
+    for user in ("cpu.linear", "runners.model_runner"):
+        monkeypatch.setattr(f"tandem.{user}.load_kernels", lambda: None)
+
+
+@pytest.fixture(params=["kernels", "torch"])
+def arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways in which a pass is computed on a CPU."""
+    if request.param == "torch":
+        without_kernels(monkeypatch)
+
+
 @pytest.fixture
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arithmetic that does not depend on how many rows are computed together: in float64, rounded.
@@ -86,5 +99,4 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
         x.copy_(wide * cos + wide.roll(x.shape[-1] // 2, -1) * sin)
 
     monkeypatch.setattr("tandem.models.decoder.rotate_", rotate)
-    for user in ("tandem.models.loader", "tandem.drafting.build"):
-        monkeypatch.setattr(f"{user}.pack_linears", lambda model, dtype: None)
+    without_kernels(monkeypatch)

@@ -20,14 +20,28 @@ def stored(tmp_path):
     return folder
 
 
-@pytest.mark.parametrize(("native", "chosen"), [(True, torch.bfloat16), (False, torch.float32)])
+@pytest.mark.parametrize(
+    ("native", "kernels", "chosen"),
+    [
+        (True, False, torch.bfloat16),
+        (False, True, torch.bfloat16),  # read as it is, computed in float32
+        (False, False, torch.float32),
+    ],
+)
 def test_auto_is_the_checkpoints_unless_the_cpu_would_emulate_it(
-    stored, monkeypatch, native, chosen
+    stored, monkeypatch, native, kernels, chosen
 ):
     monkeypatch.setattr("tandem.assembly.computes_in", lambda dtype: native)
+    monkeypatch.setattr("tandem.assembly.load_kernels", lambda: kernels)
     for dtype, expected in (("auto", chosen), ("bfloat16", torch.bfloat16)):
         config = EngineConfig(model=stored, devices="cpu", dtype=dtype)
         assert choose_dtype(config, read_model_config(stored), place(config)) == expected
+
+
+def test_ranks_that_share_a_cpu_compute_in_float32(stored, monkeypatch):
+    monkeypatch.setattr("tandem.assembly.computes_in", lambda dtype: False)
+    config = EngineConfig(model=stored, devices="cpu", tensor_parallel_size=2)
+    assert choose_dtype(config, read_model_config(stored), place(config)) == torch.float32
 
 
 def test_every_processor_computes_in_float32():

@@ -34,6 +34,7 @@ VARIANTS = {
     "qwen3, all KV heads": ("qwen3", {"num_key_value_heads": 4}),
 }
 BLOCK = 16
+pytestmark = pytest.mark.usefixtures("arithmetic")
 
 
 @pytest.mark.parametrize("name", VARIANTS)

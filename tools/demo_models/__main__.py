@@ -10,13 +10,14 @@ from .corpus import read_corpus
 from .draft import Recipe, distil
 from .heads.lessons import write_lessons
 from .heads.teach import METHODS, teach
-from .models import load_model, load_tokenizer
+from .models import deepened, load_model, load_tokenizer, parameter_count, save_model, target_config
 from .prompts import cut_prompts
 from .repetitive import repetitive_prompts
 from .report import report_pair, show_completions
 from .rollouts import PROMPT_TOKENS, make_rollouts, read_rollouts
 from .target import refine_target, train_target
 
+BYTES = 2  # of a weight in bf16
 SHIPPED = Path(__file__).parents[2] / "model_repository" / "tandem" / "1"
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
@@ -35,6 +36,20 @@ def target_command(out: Out, minutes: float = 52.0, seed: int = 0) -> None:
 def refine_command(target: Target, out: Out, minutes: float = 75.0, seed: int = 1) -> None:
     """Train a target further."""
     refine_target(out, target, minutes * 60, seed)
+
+
+@app.command("pad")
+def pad_command(
+    megabytes: Annotated[float, typer.Argument(help="size of the result's weights")],
+    out: Out,
+    target: Target = SHIPPED / "target",
+) -> None:
+    """Add identity layers: the same texts at the cost of a bigger model."""
+    model = load_model(target)
+    missing = megabytes * 1e6 / BYTES - parameter_count(model)
+    layers = round(missing / sum(p.numel() for p in model.model.layers[0].parameters()))
+    config = target_config(max(0, layers) + len(model.model.layers))
+    save_model(deepened(model, config), load_tokenizer(target), out)
 
 
 @app.command("rollouts")

@@ -19,6 +19,7 @@ _DEFAULT_PORTS: Final = Ports(8000, 8001, 8002)
 
 def examine_machine() -> Iterator[Finding]:
     yield _processor()
+    yield _kernels()
     yield _memory()
     yield from _gpus()
     yield _shared_memory()
@@ -31,7 +32,15 @@ def _processor() -> Finding:
     cores = len(os.sched_getaffinity(0))
     if computes_in("bfloat16"):
         return ok("cpu", f"{cores} cores that compute in bfloat16")
-    return ok("cpu", f"{cores} cores without bfloat16: dtype auto computes in float32")
+    return ok("cpu", f"{cores} cores without bfloat16: it computes in float32")
+
+
+def _kernels() -> Finding:
+    from tandem.cpu.library import load_kernels
+
+    if load_kernels() is not None:
+        return ok("kernels", "compiled for this processor")
+    return warning("kernels", "torch computes in their place, slower", "install g++")
 
 
 def _memory() -> Finding:

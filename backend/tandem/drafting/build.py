@@ -8,6 +8,7 @@ from typing import cast
 import torch
 
 from tandem.config import HEADS, EngineConfig
+from tandem.cpu.linear import use_kernels
 from tandem.drafting import NoProposer, Proposer
 from tandem.drafting.chain import ChainProposer
 from tandem.drafting.costs import RoundCosts
@@ -29,7 +30,6 @@ from tandem.drafting.tree import TreeProposer
 from tandem.drafting.vocabulary import Translation, Vocabulary, translate
 from tandem.errors import CheckpointError
 from tandem.models.config import ModelConfig
-from tandem.models.layers import pack_linears
 from tandem.runners.parallel_runner import Runner
 from tandem.tokenizer import Tokenizer
 from tandem.verification.sampler import Sampler
@@ -80,7 +80,7 @@ def load_guesser(
         ) from None
     if device.type == "cpu":
         for one in made:
-            pack_linears(one, dtype)
+            use_kernels(one)
     first, *more = made
     if isinstance(first, Medusa | MlpSpeculator):
         return first

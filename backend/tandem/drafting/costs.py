@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 MEMORY = 0.8  # of a moving average
-A_ROW = 0.05  # of a one-row pass, that every further row is expected to add
+A_ROW = 0.05  # of a one-row pass, that a further row is expected to add where nothing is known
 A_LEVEL = 0.1  # of a pass, that a level of a model's draft is expected to take
 OUTLIER = 2.0  # times what is known: a round that also reads a prompt counts for no more
 EXPLORING = 0.01  # of all time may go into drafts that are not expected to pay
@@ -43,8 +43,8 @@ class Times:
         if known:
             sizes = np.array(sorted(known), float)
             seconds = np.maximum.accumulate([known[int(size)] for size in sizes])
-            inside = np.interp(SIZES, sizes, seconds)
-            self._seconds = inside * _grown(SIZES) / _grown(SIZES.clip(sizes[0], sizes[-1]))
+            beyond = np.maximum(0, SIZES - sizes[-1])
+            self._seconds = np.interp(SIZES, sizes, seconds) + _slope(sizes, seconds) * beyond
 
     def at(self, sizes: ArrayLike) -> NDArray[np.float64]:
         """Seconds expected."""
@@ -105,5 +105,8 @@ class RoundCosts:
         return float(self._levels.at(requests))
 
 
-def _grown(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    return 1 + A_ROW * (rows - 1)
+def _slope(sizes: NDArray[np.float64], seconds: NDArray[np.float64]) -> float:
+    """Seconds a row, at the end of a profile."""
+    if len(sizes) < 2:
+        return A_ROW * float(seconds[0])
+    return float((seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2]))

@@ -1,10 +1,10 @@
-"""The decoder's building blocks: packed linear layers, RMS norm, rotary embedding."""
+"""The decoder's building blocks: linear layers, RMS norm, rotary embedding."""
 
 from __future__ import annotations
 
-import logging
 import math
 import platform
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -12,11 +12,9 @@ from torch import Tensor, nn
 
 from tandem.models.config import ModelConfig
 
-logger = logging.getLogger(__name__)
-
 
 class Linear(nn.Module):
-    """y = x Wᵀ + b. `pack` lays the weight out once for the CPU's matrix kernels."""
+    """y = x Wᵀ + b."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype) -> None:
         super().__init__()
@@ -28,16 +26,12 @@ class Linear(nn.Module):
             if bias
             else None
         )
-        self.packed: Tensor | None = None
-
-    def pack(self) -> None:
-        """Replaces the weight by its blocked copy (oneDNN), which reads memory twice as fast."""
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.data, PACK_ROWS)
-        self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
+        self.kernel: Callable[[Tensor], Tensor] | None = None
+        """Computes it in the place of torch."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.packed is not None:
-            return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        if self.kernel is not None:
+            return self.kernel(x)
         return F.linear(x, self.weight, self.bias)
 
 
@@ -50,37 +44,6 @@ class Embedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.weight.index_select(0, tokens)
-
-
-PACK_ROWS = 4  # rows the packed layout is tuned for: a verification of a few nodes
-
-
-def can_pack(dtype: torch.dtype) -> bool:
-    """Whether torch's oneDNN operators, which are private to it, are here and as we know them."""
-    try:
-        probe = Linear(32, 32, bias=True, dtype=dtype)
-        nn.init.eye_(probe.weight)
-        nn.init.ones_(probe.bias)  # type: ignore[arg-type]
-        x = torch.arange(64).view(2, 32).to(dtype)
-        probe.pack()
-        return bool(torch.equal(probe(x), x + 1))
-    except (AttributeError, RuntimeError, TypeError):
-        return False
-
-
-def pack_linears(model: nn.Module, dtype: torch.dtype) -> None:
-    """Packs every linear layer of a CPU model; says so where this machine cannot."""
-    if not can_pack(dtype):
-        logger.warning(
-            "No packed linear layers for %s with torch %s on this CPU: decoding reads memory at "
-            "about half speed.",
-            dtype,
-            torch.__version__,
-        )
-        return
-    for module in model.modules():
-        if isinstance(module, Linear):
-            module.pack()
 
 
 def computes_in(dtype: str) -> bool:

@@ -12,10 +12,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from tandem.cpu.linear import use_kernels
 from tandem.errors import CheckpointError
 from tandem.models.config import ModelConfig, read_json
 from tandem.models.decoder import Decoder
-from tandem.models.layers import Embedding, Linear, pack_linears
+from tandem.models.layers import Embedding, Linear
 from tandem.models.shard import WHOLE, Cut, Shard, local_config, source
 
 
@@ -100,7 +101,7 @@ def load_decoder(
         model.head.weight.data.copy_(model.embed.weight.data)
     model.to(device).eval()
     if device.type == "cpu":
-        pack_linears(model, dtype)
+        use_kernels(model)
     return model
 
 

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from tandem.attention.paged import PagedKVCache, kv_block_bytes
 from tandem.attention.plan import Query
+from tandem.cpu.decoder import KernelDecoder
+from tandem.cpu.library import load_kernels
+from tandem.cpu.linear import STORED
 from tandem.models.config import ModelConfig
 from tandem.models.loader import load_decoder
 from tandem.models.shard import WHOLE, Shard, local_config
@@ -36,11 +39,15 @@ class ModelRunner:
         self.device = device
         self.shard = shard
         self.model = load_decoder(folder, config, dtype, device, shard)
+        self.by_kernels: KernelDecoder | None = None
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
         """Makes the KV cache."""
         local = local_config(self.config, self.shard)
         self.cache = PagedKVCache(local, num_blocks, block_size, self.dtype, self.device)
+        kernels = load_kernels() if self.device.type == "cpu" and self.shard == WHOLE else None
+        if kernels is not None and self.dtype in STORED:
+            self.by_kernels = KernelDecoder(kernels, self.model, self.cache)
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes of KV a block takes."""
@@ -69,6 +76,8 @@ class ModelRunner:
     ) -> tuple[Tensor, Tensor | None]:
         """As `forward`; with `taps` the hidden states [T, width] too: the inputs of these layers
         side by side, or without any the last layer's output after the norm."""
+        if self.by_kernels is not None:
+            return self.by_kernels.forward(tokens, queries, rows, taps)
         flat = torch.as_tensor(tokens, dtype=torch.int64, device=self.device)
         attention = self.cache.plan(queries)
         inputs: list[Tensor] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tandem.config import EngineConfig
 from tandem.models.config import ModelConfig
@@ -21,11 +21,26 @@ class Tables(NamedTuple):
     head: nn.Module
 
 
+class _Converted(nn.Module):
+    """An embedding whose rows are wanted in another number format."""
+
+    def __init__(self, inner: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.inner = inner
+        self.dtype = dtype
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        rows: Tensor = self.inner(tokens)
+        return rows.to(self.dtype)
+
+
 def target_tables(
     config: EngineConfig, model: ModelConfig, runner: Runner, dtype: torch.dtype
 ) -> Tables:
     """Those of the target's runner; of a target in several parts, whole ones of their own."""
     if isinstance(runner, ModelRunner):
-        return Tables(runner.model.embed, runner.model.head)
+        embed = runner.model.embed
+        same = embed.weight.dtype == dtype
+        return Tables(embed if same else _Converted(embed, dtype), runner.model.head)
     embed, head = load_tables(config.model, model, dtype, runner.device)
     return Tables(embed, head)

@@ -1,0 +1,540 @@
+// A dense decoder's forward pass on CPU cores: every weight is read once, and every key and value
+// of a request once for all rows of its draft tree. Weights and the KV cache are float or bfloat16,
+// arithmetic is float. One parallel region from the tokens to the logits.
+//
+// A row's result does not depend, to the last bit, on what is computed beside it: every sum has an
+// order of its own, by columns or by positions in the text, whatever the rows, threads or trees. So
+// a verified draft gives the very numbers that plain decoding gives.
+#include <omp.h>
+#if defined(__FMA__)
+#include <immintrin.h>
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace {
+
+// -- numbers ------------------------------------------------------------------------------------
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#else
+constexpr int kLanes = 8;
+#endif
+typedef float Floats __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
+typedef int32_t Ints __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
+typedef uint32_t Words __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
+typedef uint16_t Halves __attribute__((vector_size(kLanes * 2), aligned(2), may_alias));
+
+inline Floats load(const float* from) { return *reinterpret_cast<const Floats*>(from); }
+inline Floats load(const uint16_t* from) {  // bfloat16 is the upper half of a float
+  const Halves half = *reinterpret_cast<const Halves*>(from);
+  return reinterpret_cast<Floats>(__builtin_convertvector(half, Words) << 16);
+}
+inline void store(float* to, Floats value) { *reinterpret_cast<Floats*>(to) = value; }
+// a * b + c, rounded once. Left to the compiler, it would depend on what stands around it.
+inline Floats fused(Floats a, Floats b, Floats c) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;
+#endif
+}
+inline Floats all(float value) { return Floats{} + value; }
+inline float sum(Floats value) {
+  float total = 0;
+  for (int lane = 0; lane < kLanes; ++lane) total += value[lane];
+  return total;
+}
+
+// e to the x, to some 1e-7 of it; 0 far below. Cephes' polynomial (Moshier) around a power of two.
+inline Floats exp(Floats x) {
+  const Floats bounded = x > -87.0f ? (x < 88.0f ? x : all(88.0f)) : all(-87.0f);
+  const Floats magic = all(12582912.0f);  // 1.5 * 2^23: what is added to it is rounded
+  const Floats twos = fused(bounded, all(1.44269504f), magic) - magic;
+  Floats rest = fused(twos, all(-0.693359375f), bounded);
+  rest = fused(twos, all(2.12194440e-4f), rest);
+  Floats found = all(1.9875691500e-4f);
+  for (const float factor : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f,
+                             1.6666665459e-1f, 5.0000001201e-1f})
+    found = fused(found, rest, all(factor));
+  found = fused(found, rest * rest, rest + 1.0f);
+  const Ints power = (__builtin_convertvector(twos, Ints) + 127) << 23;
+  return x > -87.0f ? found * reinterpret_cast<Floats>(power) : all(0.0f);
+}
+
+inline float widen(float value) { return value; }
+inline float widen(uint16_t value) {
+  const uint32_t bits = uint32_t(value) << 16;
+  float found;
+  std::memcpy(&found, &bits, 4);
+  return found;
+}
+template <class W>
+inline void widen(const W* from, int count, float* to) {
+  for (int i = 0; i < count; ++i) to[i] = widen(from[i]);
+}
+template <class W>
+inline Floats load_some(const W* from, int count) {  // zeros behind
+  Floats found = {};
+  for (int lane = 0; lane < count; ++lane) found[lane] = widen(from[lane]);
+  return found;
+}
+inline void narrow(float value, float* to) { *to = value; }
+inline void narrow(float value, uint16_t* to) {  // to the nearest, ties to even
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  *to = uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+// -- what Python hands over ---------------------------------------------------------------------
+
+struct Matrix {
+  const void* weight;  // [rows, columns]
+  const float* bias;   // [rows] or null
+  int32_t rows, columns;
+};
+
+struct Layer {
+  Matrix qkv, out, gate_up, down;
+  const float *input_norm, *post_norm;
+  const float *query_norm, *key_norm;  // [head_dim] or null
+  void* cache;                         // [slots, 2 * kv_heads * head_dim]
+};
+
+struct Model {
+  int32_t layers, hidden, heads, kv_heads, head_dim, inner, block_size, threads;
+  float epsilon;
+  const Layer* layer;
+  const void* embedding;  // [vocabulary, hidden]
+  const float* final_norm;
+  const float *cos, *sin;  // [positions, head_dim], the signs folded into sin
+  Matrix head;
+};
+
+struct Query {
+  int32_t blocks;  // where its block table begins
+  int32_t start, stored, length;
+  int32_t parents;  // where its nodes' parents begin, or -1: a chain
+};
+
+struct Step {
+  int32_t rows, queries, picked, taps;
+  const int64_t* tokens;    // [rows]
+  const Query* query;       // [queries]
+  const int32_t* blocks;    // block tables, one after the other
+  const int32_t* parents;   // of trees, one after the other
+  const int32_t* pick;      // [picked] rows whose logits are wanted
+  const int32_t* tap;       // [taps] layers whose inputs are wanted
+  float* logits;            // [picked, vocabulary]
+  float* tapped;            // [rows, taps * hidden] or null
+  float* normed;            // [rows, hidden] after the last norm, or null
+};
+
+// -- the batch, worked out once -----------------------------------------------------------------
+
+constexpr int kWidest = 1024;  // most columns of a head
+constexpr int kRows = 32;  // of a query that attend together, over one reading of the cache
+
+struct Task {
+  int32_t query, first, rows;  // `first` counts from the query's first row
+};
+
+struct Run {
+  std::vector<int32_t> position, slot;     // [rows]
+  std::vector<int32_t> first;              // [queries] first row of each
+  std::vector<std::vector<uint8_t>> seen;  // [queries] [length, stored + length]; empty: a chain
+  std::vector<std::vector<int32_t>> depth;  // [queries] [stored + length] of each node
+  std::vector<Task> tasks;
+  int scores = 0;  // most scores that a task needs
+};
+
+// What a pass needs room for, kept from pass to pass; all but the last are [rows, ...].
+struct Space {
+  std::vector<float> x, normed, qkv, mixed, gates, inner, delta, scores;
+
+  void fit(const Model& model, const Step& step, const Run& run) {
+    const size_t rows = std::max(step.rows, step.picked), size = model.head_dim;
+    grow(x, rows * model.hidden);
+    grow(normed, rows * model.hidden);
+    grow(qkv, rows * (model.heads + 2 * model.kv_heads) * size);
+    grow(mixed, rows * model.heads * size);
+    grow(gates, rows * 2 * model.inner);
+    grow(inner, rows * model.inner);
+    grow(delta, rows * model.hidden);
+    grow(scores, size_t(run.scores) * model.threads);
+  }
+
+ private:
+  static void grow(std::vector<float>& part, size_t size) {
+    if (part.size() < size) part.resize(size);
+  }
+};
+
+inline int slot_of(const Step& step, const Query& query, int at, int block_size) {
+  return step.blocks[query.blocks + at / block_size] * block_size + at % block_size;
+}
+
+inline int padded(int count) { return (count + kLanes - 1) / kLanes * kLanes; }
+
+Run plan(const Model& model, const Step& step) {
+  Run run;
+  run.position.resize(step.rows);
+  run.slot.resize(step.rows);
+  run.seen.resize(step.queries);
+  int row = 0;
+  for (int q = 0; q < step.queries; ++q) {
+    const Query& query = step.query[q];
+    const int nodes = query.stored + query.length;
+    run.first.push_back(row);
+    for (int begin = 0; begin < query.length; begin += kRows) {
+      run.tasks.push_back({q, begin, std::min(kRows, query.length - begin)});
+      const int vectors = run.tasks.back().rows * (model.heads / model.kv_heads);
+      run.scores = std::max(run.scores, vectors * padded(query.start + nodes));
+    }
+    std::vector<int32_t>& depth = run.depth.emplace_back(nodes);
+    std::vector<uint8_t> above(query.parents < 0 ? 0 : size_t(nodes) * nodes);
+    for (int node = 0; node < nodes; ++node) {
+      const int parent = query.parents < 0 ? node - 1 : step.parents[query.parents + node];
+      depth[node] = parent < 0 ? 0 : depth[parent] + 1;
+      if (above.empty()) continue;
+      uint8_t* own = &above[size_t(node) * nodes];
+      if (parent >= 0) std::copy_n(&above[size_t(parent) * nodes], nodes, own);
+      own[node] = 1;
+    }
+    if (!above.empty())
+      run.seen[q].assign(above.begin() + size_t(query.stored) * nodes, above.end());
+    for (int node = query.stored; node < nodes; ++node, ++row) {
+      run.position[row] = query.start + depth[node];
+      run.slot[row] = slot_of(step, query, query.start + node, model.block_size);
+    }
+  }
+  return run;
+}
+
+// -- matrices -----------------------------------------------------------------------------------
+
+constexpr int kPanel = 32;  // outputs whose weights stay in the cache while rows pass by
+
+template <class W, int M, int N>
+inline void tile(const float* x, const W* w, int columns, const float* bias, float* y, int width) {
+  Floats sums[M][N] = {};
+  const auto step = [&](auto load_at) {
+    Floats weights[N];
+    for (int n = 0; n < N; ++n) weights[n] = load_at(w + size_t(n) * columns);
+    for (int m = 0; m < M; ++m) {
+      const Floats value = load_at(x + size_t(m) * columns);
+      for (int n = 0; n < N; ++n) sums[m][n] = fused(value, weights[n], sums[m][n]);
+    }
+  };
+  const int whole = columns - columns % kLanes;
+  for (int k = 0; k < whole; k += kLanes) step([&](auto* from) { return load(from + k); });
+  if (whole < columns)
+    step([&](auto* from) { return load_some(from + whole, columns - whole); });
+  for (int m = 0; m < M; ++m)
+    for (int n = 0; n < N; ++n)
+      y[size_t(m) * width + n] = sum(sums[m][n]) + (bias ? bias[n] : 0);
+}
+
+template <class W, int M, int N>
+inline void panel(const float* x, const Matrix& matrix, int begin, int end, float* y) {
+  const W* weight = static_cast<const W*>(matrix.weight);
+  const auto at = [&](int n) { return weight + size_t(n) * matrix.columns; };
+  const auto bias = [&](int n) { return matrix.bias ? matrix.bias + n : nullptr; };
+  int n = begin;
+  for (; n + N <= end; n += N)
+    tile<W, M, N>(x, at(n), matrix.columns, bias(n), y + n, matrix.rows);
+  for (; n < end; ++n) tile<W, M, 1>(x, at(n), matrix.columns, bias(n), y + n, matrix.rows);
+}
+
+// y [rows, matrix.rows] = x [rows, columns] by the transposed weight, and the bias: this thread's
+// outputs. More than four rows by two outputs at once do not fit the registers of AVX2.
+template <class W>
+void multiply(const Matrix& matrix, const float* x, int rows, float* y) {
+  const int64_t threads = omp_get_num_threads(), thread = omp_get_thread_num();
+  const int groups = (matrix.rows + 3) / 4;
+  const int begin = int(groups * thread / threads) * 4;
+  const int end = std::min(int(groups * (thread + 1) / threads) * 4, matrix.rows);
+  for (int from = begin; from < end; from += kPanel) {
+    const int to = std::min(from + kPanel, end);
+    int m = 0;
+    const auto in = [&] { return x + size_t(m) * matrix.columns; };
+    const auto out = [&] { return y + size_t(m) * matrix.rows; };
+    for (; m + 4 <= rows; m += 4) panel<W, 4, 2>(in(), matrix, from, to, out());
+    if (rows - m == 3) panel<W, 3, 2>(in(), matrix, from, to, out());
+    if (rows - m == 2) panel<W, 2, 4>(in(), matrix, from, to, out());
+    if (rows - m == 1) panel<W, 1, 4>(in(), matrix, from, to, out());
+  }
+}
+
+// -- rows ---------------------------------------------------------------------------------------
+
+float dot(const float* a, const float* b, int width) {
+  const int whole = width - width % kLanes, rest = width - whole;
+  Floats sums = {};
+  for (int i = 0; i < whole; i += kLanes) sums = fused(load(a + i), load(b + i), sums);
+  if (rest) sums = fused(load_some(a + whole, rest), load_some(b + whole, rest), sums);
+  return sum(sums);
+}
+
+// to += share * from
+void add_share(float share, const float* from, int width, float* to) {
+  const int whole = width - width % kLanes;
+  for (int i = 0; i < whole; i += kLanes)
+    store(to + i, fused(all(share), load(from + i), load(to + i)));
+  for (int i = whole; i < width; ++i)
+    to[i] = fused(all(share), all(from[i]), all(to[i]))[0];
+}
+
+void normalize(const float* x, const float* scale, int width, float epsilon, float* y) {
+  const float factor = 1 / std::sqrt(dot(x, x, width) / width + epsilon);
+  for (int i = 0; i < width; ++i) y[i] = x[i] * factor * scale[i];
+}
+
+void rotate(float* head, const float* cos, const float* sin, int size) {
+  const int half = size / 2;
+  for (int i = 0; i < half; ++i) {
+    const float low = head[i], high = head[i + half];
+    head[i] = low * cos[i] + high * sin[i];
+    head[i + half] = high * cos[i + half] + low * sin[i + half];
+  }
+}
+
+// Norms and rotates a row's queries and keys, and stores its keys and values.
+template <class W>
+void prepare(const Model& model, const Layer& layer, int position, int slot, float* qkv) {
+  const int size = model.head_dim;
+  for (int head = 0; head < model.heads + model.kv_heads; ++head) {
+    float* values = qkv + head * size;
+    const float* scale = head < model.heads ? layer.query_norm : layer.key_norm;
+    if (scale) normalize(values, scale, size, model.epsilon, values);
+    rotate(values, model.cos + size_t(position) * size, model.sin + size_t(position) * size, size);
+  }
+  const int width = 2 * model.kv_heads * size;
+  W* stored = static_cast<W*>(layer.cache) + size_t(slot) * width;
+  const float* made = qkv + model.heads * size;
+  for (int i = 0; i < width; ++i) narrow(made[i], stored + i);
+}
+
+// -- attention ----------------------------------------------------------------------------------
+
+// Turns a row's scores into shares. Up to `whole` a score's place is its position in the text;
+// behind it, `position` says. Sums go by position, so that a tree's path sums as the text will.
+template <class Position>
+void softmax(float* line, int whole, int end, Position position) {
+  float most = -INFINITY;
+  for (int i = 0; i < end; ++i) most = std::max(most, line[i]);
+  Floats sums = {};
+  for (int i = 0; i < whole; i += kLanes) {
+    const Floats share = exp(load(line + i) - most);
+    store(line + i, share);
+    sums += share;
+  }
+  for (int i = whole; i < end; ++i) {
+    line[i] = exp(all(line[i] - most))[0];
+    sums[position(i) % kLanes] += line[i];
+  }
+  const float total = sum(sums);
+  for (int i = 0; i < end; ++i) line[i] /= total;
+}
+
+// One KV head of a task: all its rows and query heads over one reading of the cache.
+template <class W>
+void attend(const Model& model, const Layer& layer, const Step& step, const Run& run, Task task,
+            int kv_head, const float* qkv, float* mixed, float* scores) {
+  const Query& query = step.query[task.query];
+  const std::vector<uint8_t>& seen = run.seen[task.query];
+  const int size = model.head_dim, shared = model.heads / model.kv_heads;
+  const int width = 2 * model.kv_heads * size, qkv_width = width + model.heads * size;
+  const int nodes = query.stored + query.length, count = task.rows * shared;
+  const int last = query.start + query.stored + task.first + task.rows;
+  const int end = seen.empty() ? last : query.start + nodes, line_width = padded(end);
+  const W* keys = static_cast<const W*>(layer.cache) + kv_head * size;
+  const W* values = keys + model.kv_heads * size;
+  const float scale = 1 / std::sqrt(float(size));
+  const auto row_of = [&](int index) {
+    return size_t(run.first[task.query] + task.first + index / shared);
+  };
+  const auto head_of = [&](int index) { return (kv_head * shared + index % shared) * size; };
+  const auto slot = [&](int at) {
+    return size_t(slot_of(step, query, at, model.block_size)) * width;
+  };
+  const auto position = [&](int at) {
+    return at < query.start ? at : query.start + run.depth[task.query][at - query.start];
+  };
+  float wide[kWidest];
+  for (int at = 0; at < end; ++at) {
+    widen(keys + slot(at), size, wide);
+    for (int index = 0; index < count; ++index)
+      scores[size_t(index) * line_width + at] =
+          dot(qkv + row_of(index) * qkv_width + head_of(index), wide, size) * scale;
+  }
+  for (int index = 0; index < count; ++index) {
+    float* line = scores + size_t(index) * line_width;
+    const int row = task.first + index / shared;
+    for (int at = query.start; at < end; ++at) {
+      const int node = at - query.start;
+      const bool sees =
+          seen.empty() ? node <= query.stored + row : seen[size_t(row) * nodes + node];
+      if (!sees) line[at] = -INFINITY;
+    }
+    std::fill(line + end, line + line_width, -INFINITY);
+    const int whole = seen.empty() ? line_width : query.start - query.start % kLanes;
+    softmax(line, whole, std::max(whole, end), position);
+    std::fill_n(mixed + row_of(index) * model.heads * size + head_of(index), size, 0.0f);
+  }
+  for (int at = 0; at < end; ++at) {
+    widen(values + slot(at), size, wide);
+    for (int index = 0; index < count; ++index) {
+      const float share = scores[size_t(index) * line_width + at];
+      if (share == 0) continue;  // a node that the row does not see, whatever is stored there
+      float* out = mixed + row_of(index) * model.heads * size + head_of(index);
+      add_share(share, wide, size, out);
+    }
+  }
+}
+
+// -- the pass -----------------------------------------------------------------------------------
+
+template <class W>
+void embed(const Model& model, const Step& step, float* x) {
+#pragma omp for schedule(static)
+  for (int row = 0; row < step.rows; ++row)
+    widen(static_cast<const W*>(model.embedding) + size_t(step.tokens[row]) * model.hidden,
+          model.hidden, x + size_t(row) * model.hidden);
+}
+
+void keep_taps(const Model& model, const Step& step, int layer, const float* x) {
+  const size_t width = model.hidden;
+  for (int tap = 0; tap < step.taps; ++tap) {
+    if (step.tap[tap] != layer) continue;
+#pragma omp for schedule(static)
+    for (int row = 0; row < step.rows; ++row)
+      std::copy_n(x + row * width, width, step.tapped + (row * size_t(step.taps) + tap) * width);
+  }
+}
+
+// x += from, and the norm of the sum, row by row.
+void add_and_normalize(const Model& model, int rows, const float* from, const float* scale,
+                       float* x, float* normed) {
+  const size_t width = model.hidden;
+#pragma omp for schedule(static)
+  for (int row = 0; row < rows; ++row) {
+    float* own = x + row * width;
+    for (size_t i = 0; i < width; ++i) own[i] += from[row * width + i];
+    normalize(own, scale, model.hidden, model.epsilon, normed + row * width);
+  }
+}
+
+void activate(const Model& model, int rows, const float* gates, float* inner) {
+  const int parts = (model.inner + kPanel - 1) / kPanel;
+#pragma omp for schedule(static)
+  for (int index = 0; index < rows * parts; ++index) {
+    const int row = index / parts, begin = index % parts * kPanel;
+    const float* gate = gates + size_t(row) * 2 * model.inner;
+    float* out = inner + size_t(row) * model.inner;
+    for (int i = begin; i < std::min(begin + kPanel, model.inner); i += kLanes) {
+      const int count = std::min(kLanes, model.inner - i);
+      const Floats low = load_some(gate + i, count);
+      const Floats active = low / (1.0f + exp(-low));
+      for (int lane = 0; lane < count; ++lane)
+        out[i + lane] = active[lane] * gate[model.inner + i + lane];
+    }
+  }
+}
+
+// One layer, whose input is in space.x and, normed, in space.normed; next: the scale of the norm
+// behind it. Barriers stand where all rows or all columns of what was made are needed.
+template <class W>
+void run_layer(const Model& model, const Layer& layer, const float* next, const Step& step,
+               const Run& run, Space& space) {
+  const int rows = step.rows, width = (model.heads + 2 * model.kv_heads) * model.head_dim;
+  float* scores = space.scores.data() + size_t(run.scores) * omp_get_thread_num();
+  float *x = space.x.data(), *normed = space.normed.data(), *delta = space.delta.data();
+  float *qkv = space.qkv.data(), *mixed = space.mixed.data();
+  multiply<W>(layer.qkv, normed, rows, qkv);
+#pragma omp barrier
+#pragma omp for schedule(static)
+  for (int row = 0; row < rows; ++row)
+    prepare<W>(model, layer, run.position[row], run.slot[row], qkv + size_t(row) * width);
+#pragma omp for schedule(dynamic)
+  for (int task = 0; task < int(run.tasks.size()) * model.kv_heads; ++task)
+    attend<W>(model, layer, step, run, run.tasks[task / model.kv_heads], task % model.kv_heads,
+              qkv, mixed, scores);
+  multiply<W>(layer.out, mixed, rows, delta);
+#pragma omp barrier
+  add_and_normalize(model, rows, delta, layer.post_norm, x, normed);
+  multiply<W>(layer.gate_up, normed, rows, space.gates.data());
+#pragma omp barrier
+  activate(model, rows, space.gates.data(), space.inner.data());
+  multiply<W>(layer.down, space.inner.data(), rows, delta);
+#pragma omp barrier
+  add_and_normalize(model, rows, delta, next, x, normed);
+}
+
+// The tokens' rows of the embedding, and their norm.
+template <class W>
+void embed(const Model& model, const Step& step, float* x, float* normed) {
+  const size_t width = model.hidden;
+  const W* table = static_cast<const W*>(model.embedding);
+#pragma omp for schedule(static)
+  for (int row = 0; row < step.rows; ++row) {
+    widen(table + step.tokens[row] * width, model.hidden, x + row * width);
+    normalize(x + row * width, model.layer[0].input_norm, model.hidden, model.epsilon,
+              normed + row * width);
+  }
+}
+
+// The logits of the picked rows, and all rows after the last norm where they are wanted.
+template <class W>
+void finish(const Model& model, const Step& step, Space& space) {
+  const size_t width = model.hidden;
+#pragma omp for schedule(static)
+  for (int row = 0; row < step.rows; ++row)
+    if (step.normed) std::copy_n(&space.normed[row * width], width, step.normed + row * width);
+#pragma omp for schedule(static)
+  for (int i = 0; i < step.picked; ++i)
+    std::copy_n(&space.normed[step.pick[i] * width], width, &space.delta[i * width]);
+  multiply<W>(model.head, space.delta.data(), step.picked, step.logits);
+}
+
+template <class W>
+void forward(const Model& model, const Step& step, Space& space) {
+  const Run run = plan(model, step);
+  space.fit(model, step, run);
+#pragma omp parallel num_threads(model.threads)
+  {
+    embed<W>(model, step, space.x.data(), space.normed.data());
+    for (int index = 0; index < model.layers; ++index) {
+      keep_taps(model, step, index, space.x.data());
+      const bool last = index + 1 == model.layers;
+      const float* next = last ? model.final_norm : model.layer[index + 1].input_norm;
+      run_layer<W>(model, model.layer[index], next, step, run, space);
+    }
+    keep_taps(model, step, model.layers, space.x.data());
+    finish<W>(model, step, space);
+  }
+}
+
+}  // namespace
+
+extern "C" {
+void* tandem_space() { return new Space; }
+void tandem_release(void* space) { delete static_cast<Space*>(space); }
+// y [rows, matrix.rows] = x [rows, matrix.columns] by the transposed weight, and the bias.
+void tandem_multiply(const Matrix* matrix, const float* x, int rows, float* y, int threads,
+                     int half) {
+#pragma omp parallel num_threads(threads)
+  half ? multiply<uint16_t>(*matrix, x, rows, y) : multiply<float>(*matrix, x, rows, y);
+}
+void tandem_forward(const Model* model, const Step* step, void* space, int half) {
+  half ? forward<uint16_t>(*model, *step, *static_cast<Space*>(space))
+       : forward<float>(*model, *step, *static_cast<Space*>(space));
+}
+}

@@ -1,0 +1,72 @@
+"""What crosses into the kernels: the structures of `kernels.cpp`, field by field."""
+
+from ctypes import POINTER, Structure, c_float, c_int32, c_void_p
+
+
+class Matrix(Structure):
+    """A linear layer: weight [rows, columns], bias [rows] or null."""
+
+    _fields_ = (
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("rows", c_int32),
+        ("columns", c_int32),
+    )
+
+
+class Layer(Structure):
+    """A decoder layer and its part of the KV cache."""
+
+    _fields_ = (
+        ("qkv", Matrix),
+        ("out", Matrix),
+        ("gate_up", Matrix),
+        ("down", Matrix),
+        ("input_norm", c_void_p),
+        ("post_norm", c_void_p),
+        ("query_norm", c_void_p),
+        ("key_norm", c_void_p),
+        ("cache", c_void_p),
+    )
+
+
+class Model(Structure):
+    """A decoder."""
+
+    _fields_ = (
+        ("layers", c_int32),
+        ("hidden", c_int32),
+        ("heads", c_int32),
+        ("kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("inner", c_int32),
+        ("block_size", c_int32),
+        ("threads", c_int32),
+        ("epsilon", c_float),
+        ("layer", POINTER(Layer)),
+        ("embedding", c_void_p),
+        ("final_norm", c_void_p),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("head", Matrix),
+    )
+
+
+class Step(Structure):
+    """One pass."""
+
+    _fields_ = (
+        ("rows", c_int32),
+        ("queries", c_int32),
+        ("picked", c_int32),
+        ("taps", c_int32),
+        ("tokens", c_void_p),
+        ("query", c_void_p),
+        ("blocks", c_void_p),
+        ("parents", c_void_p),
+        ("pick", c_void_p),
+        ("tap", c_void_p),
+        ("logits", c_void_p),
+        ("tapped", c_void_p),
+        ("normed", c_void_p),
+    )

@@ -1,0 +1,176 @@
+"""The CPU kernels: torch's numbers, and the same bits whatever is computed beside a row."""
+
+import random
+import shutil
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tandem.attention.plan import Query
+from tandem.cpu import library
+from tandem.cpu.library import load_kernels
+from tandem.cpu.linear import KernelLinear
+from tandem.models.config import read_model_config
+from tandem.runners.model_runner import ModelRunner
+from tests.engine.checkpoints import make_checkpoint
+
+SHAPES = {
+    "even": ("llama", {}),
+    "odd": ("llama", {"hidden_size": 44, "intermediate_size": 37, "head_dim": 10}),
+    "norms": ("qwen3", {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 72}),
+    "biases": ("qwen2", {}),
+}
+BLOCKS = [7, 8, 2, 9, 1, 0, 11, 10, 4, 5]
+TREE = [-1, -1, 0, 0, 1, 2, 2, 4, 3, 5]
+RNG = random.Random(6)
+TEXT = RNG.choices(range(96), k=77)
+NODES = RNG.choices(range(96), k=len(TREE))
+
+
+@pytest.fixture(params=[(s, d) for s in SHAPES for d in (torch.float32, torch.bfloat16)], ids=str)
+def runner(request, tmp_path):
+    shape, dtype = request.param
+    family, overrides = SHAPES[shape]
+    folder = make_checkpoint(tmp_path, family, seed=3, **overrides)
+    made = ModelRunner(folder, read_model_config(folder), dtype, torch.device("cpu"))
+    made.allocate(num_blocks=12, block_size=16)
+    assert made.by_kernels is not None
+    return made
+
+
+def read(runner, chunks=(77,)):
+    """Has the runner read the text; all logits, and what lies in its cache then."""
+    runner.cache.data.zero_()
+    parts, start = [], 0
+    for length in chunks:
+        tokens = TEXT[start : start + length]
+        parts.append(runner.forward(tokens, [Query(BLOCKS, start, length)]))
+        start += length
+    return torch.cat(parts), runner.cache.data.clone()
+
+
+def path_to(parents, node):
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
+
+
+def test_numbers_are_torchs(runner):
+    tree = Query(BLOCKS, len(TEXT), len(TREE), TREE)
+    found = [read(runner)[0], *runner.forward_tapped(NODES, [tree], None, (0, 2))]
+    runner.by_kernels = None
+    expected = [read(runner)[0], *runner.forward_tapped(NODES, [tree], None, (0, 2))]
+    tolerance = 1e-4 if runner.dtype == torch.float32 else 0.15
+    for own, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, wanted.float(), atol=tolerance, rtol=tolerance)
+
+
+def test_a_text_read_in_chunks_has_the_same_bits(runner):
+    logits, cache = read(runner)
+    others = read(runner, (1, 5, 40, 31))
+    assert torch.equal(logits, others[0])
+    assert torch.equal(cache, others[1])
+
+
+@pytest.mark.parametrize("parents", [None, TREE], ids=["chain", "tree"])
+def test_a_draft_has_the_bits_of_plain_decoding(runner, parents):
+    """Every node, and its hidden states, as if its path had been decoded token by token."""
+    _, before = read(runner)
+    start = len(TEXT)
+    query = Query(BLOCKS, start, len(TREE), parents)
+    logits, features = runner.forward_tapped(NODES, [query], None, (0, 2))
+    chain = parents or range(-1, len(TREE) - 1)
+    for node in range(len(TREE)):
+        runner.cache.data.copy_(before)
+        for depth, step in enumerate(path_to(chain, node)):
+            one = Query(BLOCKS, start + depth, 1)
+            plain, tapped = runner.forward_tapped([NODES[step]], [one], None, (0, 2))
+        assert torch.equal(plain[0], logits[node])
+        assert torch.equal(tapped[0], features[node])
+
+
+def test_a_tree_grown_level_by_level_has_the_bits_of_one_pass(runner):
+    read(runner)
+    whole = runner.forward(NODES, [Query(BLOCKS, len(TEXT), len(TREE), TREE)])
+    parts = []
+    for begin, end in ((0, 2), (2, 7), (7, 10)):
+        query = Query(BLOCKS, len(TEXT), end - begin, TREE[:end], begin)
+        parts.append(runner.forward(NODES[begin:end], [query]))
+    assert torch.equal(torch.cat(parts), whole)
+
+
+def test_strangers_and_threads_change_no_bit(runner):
+    """Alone with one thread, and in a batch of three with two."""
+    _, before = read(runner)
+    own = Query(BLOCKS, len(TEXT), 3)
+    alone = runner.forward(NODES[:3], [own])
+    runner.cache.data.copy_(before)
+    others = [Query([3], 0, 9), own, Query([6], 0, 1)]
+    torch.set_num_threads(2)
+    try:
+        batch = runner.forward([*range(9), *NODES[:3], 5], others)
+    finally:
+        torch.set_num_threads(1)
+    assert torch.equal(batch[9:12], alone)
+
+
+def test_hidden_states_without_taps_are_those_behind_the_last_norm(runner):
+    read(runner)
+    query = Query(BLOCKS, len(TEXT), 4)
+    logits, hidden = runner.forward_tapped(NODES[:4], [query], [1, 3], ())
+    assert torch.equal(runner.model.head.kernel(hidden)[[1, 3]], logits)
+    empty, _ = runner.forward_tapped(NODES[:4], [query], [], None)
+    assert empty.shape == (0, 96)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows, columns", [(1, 5), (7, 16), (34, 33), (130, 64)])
+@pytest.mark.parametrize("batch", [1, 2, 3, 4, 9])
+def test_a_linear_layer(dtype, rows, columns, batch):
+    generator = torch.Generator().manual_seed(rows)
+    weight = torch.randn(rows, columns, generator=generator).to(dtype)
+    bias = torch.randn(rows, generator=generator).to(dtype)
+    x = torch.randn(batch, 2, columns, generator=generator)
+    layer = KernelLinear(load_kernels(), weight, bias)
+    expected = F.linear(x, weight.float(), bias.float())
+    torch.testing.assert_close(layer(x), expected, atol=1e-4, rtol=1e-4)
+    assert torch.equal(layer(x)[:1], layer(x[:1]))
+    assert layer(x.to(dtype)).dtype == dtype
+
+
+@pytest.fixture
+def anew():
+    """The library is looked for once in a process."""
+    load_kernels.cache_clear()
+    yield
+    load_kernels.cache_clear()
+
+
+@pytest.mark.usefixtures("anew")
+def test_it_is_compiled_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert load_kernels() is not None
+    (built,) = tmp_path.glob("tandem/*")
+    made = built.stat().st_mtime_ns
+    load_kernels.cache_clear()
+    assert load_kernels() is not None
+    assert built.stat().st_mtime_ns == made
+
+
+@pytest.mark.usefixtures("anew")
+def test_without_a_compiler_torch_computes_and_the_log_says_so(monkeypatch, engine, caplog):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert engine().target.by_kernels is None
+    assert "No g++" in caplog.text
+
+
+@pytest.mark.usefixtures("anew")
+def test_what_the_compiler_says_is_in_the_log(monkeypatch, tmp_path, caplog):
+    broken = tmp_path / "kernels.cpp"
+    broken.write_text("int main( {")
+    monkeypatch.setattr(library, "SOURCE", broken)
+    assert load_kernels() is None
+    assert "error: expected" in caplog.text
