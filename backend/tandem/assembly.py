@@ -10,8 +10,7 @@ import torch
 
 from tandem.attention.plan import Query
 from tandem.config import EngineConfig
-from tandem.cpu.library import load_kernels
-from tandem.cpu.linear import STORED
+from tandem.cpu.library import has_kernels
 from tandem.drafting import Proposer
 from tandem.drafting.build import choose_proposer, choose_translation, load_guesser
 from tandem.drafting.costs import profile
@@ -70,8 +69,10 @@ def build(config: EngineConfig) -> Parts:
     world = enter(config, placement)
     try:
         runners = load_models(config, model, draft_model, dtype, placement, world)
-        emulated = is_emulated(str(dtype).removeprefix("torch."), placement)
-        head_dtype = torch.float32 if emulated else dtype
+        kernels = placement.world_size == 1 and has_kernels(
+            placement.devices[0], dtype, model.head_dim
+        )
+        head_dtype = torch.float32 if kernels else dtype
         guesser = load_guesser(config, model, runners, head_dtype, translation)
         caches = [*runners, *([guesser] if isinstance(guesser, FeatureGuesser) else [])]
         num_blocks = size_pool(config, caches, placement, max_model_len)
@@ -142,15 +143,11 @@ def choose_dtype(config: EngineConfig, model: ModelConfig, placement: Placement)
             f"{config.model} is stored as {name}, which the native engine does not run: set dtype "
             f"to one of {', '.join(DTYPES)}."
         )
-    if config.dtype == "auto" and is_emulated(name, placement):
-        reads_it = placement.world_size == 1 and DTYPES[name] in STORED and load_kernels()
-        return DTYPES[name] if reads_it else torch.float32
-    return DTYPES[name]
-
-
-def is_emulated(name: str, placement: Placement) -> bool:
-    """Whether the processor has no arithmetic of its own for the format."""
-    return placement.devices[0].type == "cpu" and not computes_in(name)
+    device, dtype = placement.devices[0], DTYPES[name]
+    if config.dtype == "auto" and device.type == "cpu" and not computes_in(name):
+        whole = placement.world_size == 1
+        return dtype if whole and has_kernels(device, dtype, model.head_dim) else torch.float32
+    return dtype
 
 
 def choose_max_model_len(config: EngineConfig, model: ModelConfig) -> int:

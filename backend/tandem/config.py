@@ -95,7 +95,8 @@ class EngineConfig(BaseModel):
     draft_devices: str | None = None
     """Devices of the draft's own ranks, as in `devices`; None: it shares the target's."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """`auto`: the target checkpoint's own; float32 on CPUs that would emulate it."""
+    """Of weights and KV. `auto`: the target checkpoint's own; float32 where a CPU would compute in
+    it by emulation, which the CPU kernels do not."""
     num_threads: Annotated[Count, Field(ge=1)] | None = None
     """CPU threads of the engine; None: all cores this process may use."""
     seed: Annotated[Count, Field(ge=0, lt=1 << 63)] | None = None

@@ -61,8 +61,8 @@ def engine(target: Path) -> Iterator[Callable[..., Engine]]:
 
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is computed by torch, as on a machine without a compiler."""
-    for user in ("cpu.linear", "runners.model_runner"):
-        monkeypatch.setattr(f"tandem.{user}.load_kernels", lambda: None)
+    for user in ("library", "linear"):
+        monkeypatch.setattr(f"tandem.cpu.{user}.load_kernels", lambda: None)
 
 
 @pytest.fixture(params=["kernels", "torch"])

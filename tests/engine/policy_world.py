@@ -74,17 +74,17 @@ class Guess(Proposer):
 
 def always_pays(engine):
     """Rows and drafts seem to cost nothing, so that the engine's mixture drafts what it can."""
-    return _by_clock(engine, lambda: 0.0)
+    return _by_clock(engine, lambda: 0.0, dearest=1.0)
 
 
 def by_whim(engine, seed):
-    """Times are drawn, so that the engine's mixture decides one way and another."""
+    """Costs are drawn, so that the engine's mixture decides one way and another."""
     draws = random.Random(seed)
-    times = itertools.accumulate(draws.choice([0.001, 0.1, 10.0]) for _ in itertools.count())
-    return _by_clock(engine, lambda: next(times))
+    times = itertools.accumulate(draws.choice([0.1, 1.0, 3.0]) for _ in itertools.count())
+    return _by_clock(engine, lambda: next(times), dearest=draws.uniform(1.0, 200.0))
 
 
-def _by_clock(engine, clock):
-    engine.proposer.costs = RoundCosts({1: 1.0, 4096: 1.0})
+def _by_clock(engine, clock, dearest):
+    engine.proposer.costs = RoundCosts({1: 1.0, 4096: dearest})
     engine.proposer._clock = clock
     return engine

@@ -141,6 +141,22 @@ def test_a_linear_layer(dtype, rows, columns, batch):
     assert layer(x.to(dtype)).dtype == dtype
 
 
+def test_a_linear_layer_without_rows_and_of_another_width():
+    layer = KernelLinear(load_kernels(), torch.ones(3, 4), None)
+    assert layer(torch.ones(0, 4)).shape == (0, 3)
+    with pytest.raises(ValueError, match="5 columns, the weight 4"):
+        layer(torch.ones(2, 5))
+
+
+def test_what_is_no_number_stays_none(tmp_path):
+    folder = make_checkpoint(tmp_path, seed=3)
+    made = ModelRunner(folder, read_model_config(folder), torch.bfloat16, torch.device("cpu"))
+    made.allocate(num_blocks=2, block_size=16)
+    made.model.embed.weight[5].view(torch.int16).fill_(0x7FFF)
+    assert made.forward([5], [Query([0], 0, 1)]).isnan().all()
+    assert made.cache.data[:, 0].isnan().any()
+
+
 @pytest.fixture
 def anew():
     """The library is looked for once in a process."""
@@ -161,14 +177,32 @@ def test_it_is_compiled_once(monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("anew")
-def test_without_a_compiler_torch_computes_and_the_log_says_so(monkeypatch, engine, caplog):
+def test_without_a_compiler_torch_computes_and_the_log_says_so(
+    monkeypatch, tmp_path, engine, caplog
+):
     monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert engine().target.by_kernels is None
-    assert "No g++" in caplog.text
+    assert "no g++ on this machine" in caplog.text
+
+
+@pytest.mark.usefixtures("anew")
+@pytest.mark.parametrize("home", ["/proc/nowhere", None])
+def test_a_user_without_a_cache_has_the_kernels_too(monkeypatch, tmp_path, home):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    if home is None:
+        monkeypatch.setattr("pathlib.Path.home", lambda: (_ for _ in ()).throw(RuntimeError()))
+    else:
+        monkeypatch.setenv("HOME", home)
+    assert load_kernels() is not None
+    assert list(tmp_path.glob("tandem-*/kernels-*.so"))
 
 
 @pytest.mark.usefixtures("anew")
 def test_what_the_compiler_says_is_in_the_log(monkeypatch, tmp_path, caplog):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     broken = tmp_path / "kernels.cpp"
     broken.write_text("int main( {")
     monkeypatch.setattr(library, "SOURCE", broken)

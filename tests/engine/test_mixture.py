@@ -3,8 +3,11 @@
 import random
 
 import pytest
+import torch
 
 from tandem import SamplingParams
+from tandem.drafting import Computed, Proposer
+from tandem.drafting.held import MOST_ROWS, HeldStates
 from tandem.drafting.mixture import Method, MixtureProposer
 from tests.engine.builders import make_request
 from tests.engine.heads import make_head
@@ -117,3 +120,69 @@ def test_the_model_reads_nothing_where_lookups_do_well():
     mixture = MixtureProposer(methods, LONGEST, world.costs(), world.clock)
     world.run(mixture, 1, LONGEST, 300)
     assert guesses["model"].asked < 15
+
+
+def test_reading_a_prompt_is_not_taken_for_the_time_of_a_draft():
+    world = World()
+    model = Guess(world, 0.9, level_s=0.1)
+    read = []
+
+    def propose(decodes, asked=model.propose):
+        (decode,) = decodes
+        if decode.lookahead and decode.request not in read:
+            world.now += 20.0
+            read.append(decode.request)
+            decode.request.draft_computed = decode.request.computed
+        return asked(decodes)
+
+    model.propose = propose
+    methods = [Method("lookup", Guess(world, 0.9, found=0.0), True), Method("model", model, False)]
+    mixture = MixtureProposer(methods, LONGEST, world.costs(), world.clock)
+    request = make_request(list(range(500)))
+    request.computed = 499
+    world.run(mixture, 1, LONGEST, 40, [request])
+    assert model.asked > 30
+
+
+class Reader(Proposer):
+    """Notes what it is shown."""
+
+    def __init__(self):
+        self.shown = []
+
+    def absorb(self, computed, features):
+        for request, start, rows in computed:
+            self.shown.append((request.id, start, features[list(rows), 0].tolist()))
+
+
+def test_held_states_are_shown_in_order_when_asked_for_or_too_many():
+    reader = Reader()
+    held = HeldStates(reader)
+    request, other = make_request([1, 2, 3]), make_request([1, 2, 3])
+    features = torch.arange(200.0)[:, None]
+    held.add([Computed(request, 0, range(0, 3))], features)  # its prompt
+    assert reader.shown == [(request.id, 0, [0.0, 1.0, 2.0])]
+    held.add([Computed(request, 3, [5, 7]), Computed(other, 3, [6])], features)
+    held.add([Computed(request, 5, [9])], features)
+    assert (held.rows(request), held.rows(other)) == (3, 1)
+    held.show([request])
+    assert reader.shown[1:] == [(request.id, 3, [5.0, 7.0, 9.0])]
+    assert (held.rows(request), held.rows(other)) == (0, 1)
+    for start in range(4, 3 + MOST_ROWS):
+        held.add([Computed(other, start, [start])], features)
+    (_, start, values) = reader.shown[-1]
+    assert (start, len(values), held.rows(other)) == (3, MOST_ROWS, 0)
+
+
+def test_held_states_begin_anew_where_the_text_was_computed_again():
+    """A preempted request's KV is gone: it is read from its first token on."""
+    reader = Reader()
+    held = HeldStates(reader)
+    request = make_request([1, 2, 3])
+    features = torch.arange(20.0)[:, None]
+    held.add([Computed(request, 3, [4])], features)
+    held.add([Computed(request, 0, range(0, 5))], features)
+    assert held.rows(request) == 0
+    held.add([Computed(request, 5, [6])], features)
+    held.show([request])
+    assert reader.shown[-1] == (request.id, 5, [6.0])

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tandem.attention.paged import PagedKVCache
 from tandem.attention.plan import Query
+from tandem.cpu.library import load_kernels
 from tandem.cpu.structures import Layer, Matrix, Model, Step
 from tandem.models.decoder import Decoder
 from tandem.models.decoder import Layer as DecoderLayer
@@ -24,14 +25,15 @@ Ints = NDArray[np.int32]
 class KernelDecoder:
     """A whole decoder with its KV cache. Weights stay where they are: in float32 or bfloat16."""
 
-    def __init__(self, kernels: ctypes.CDLL, decoder: Decoder, cache: PagedKVCache) -> None:
-        config = decoder.config
+    def __init__(self, decoder: Decoder, cache: PagedKVCache) -> None:
+        kernels, config = load_kernels(), decoder.config
+        assert kernels is not None
         self.config = config
         self._forward = kernels.tandem_forward
         self._space = ctypes.c_void_p(kernels.tandem_space())
         weakref.finalize(self, kernels.tandem_release, self._space)
         self._block_size = cache.block_size
-        self._half = int(cache.data.dtype == torch.bfloat16)
+        self._bfloat = int(cache.data.dtype == torch.bfloat16)
         self._kept: list[object] = [decoder, cache]
         """What the structures point to."""
         layers = (Layer * config.num_layers)()
@@ -115,7 +117,7 @@ class KernelDecoder:
             features.data_ptr() if features is not None and not taps else None,
         )
         self._model.threads = torch.get_num_threads()
-        self._forward(self._model, step, self._space, self._half)
+        self._forward(self._model, step, self._space, self._bfloat)
         return logits, features
 
     def _queries(self, queries: Sequence[Query]) -> tuple[Ints, Ints, Ints]:

@@ -90,6 +90,7 @@ inline void narrow(float value, float* to) { *to = value; }
 inline void narrow(float value, uint16_t* to) {  // to the nearest, ties to even
   uint32_t bits;
   std::memcpy(&bits, &value, 4);
+  if (value != value) bits = 0x7fc00000;  // rounding up would make a number of some NaNs
   *to = uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
@@ -402,14 +403,6 @@ void attend(const Model& model, const Layer& layer, const Step& step, const Run&
 
 // -- the pass -----------------------------------------------------------------------------------
 
-template <class W>
-void embed(const Model& model, const Step& step, float* x) {
-#pragma omp for schedule(static)
-  for (int row = 0; row < step.rows; ++row)
-    widen(static_cast<const W*>(model.embedding) + size_t(step.tokens[row]) * model.hidden,
-          model.hidden, x + size_t(row) * model.hidden);
-}
-
 void keep_taps(const Model& model, const Step& step, int layer, const float* x) {
   const size_t width = model.hidden;
   for (int tap = 0; tap < step.taps; ++tap) {
@@ -529,12 +522,12 @@ void* tandem_space() { return new Space; }
 void tandem_release(void* space) { delete static_cast<Space*>(space); }
 // y [rows, matrix.rows] = x [rows, matrix.columns] by the transposed weight, and the bias.
 void tandem_multiply(const Matrix* matrix, const float* x, int rows, float* y, int threads,
-                     int half) {
+                     int bfloat) {
 #pragma omp parallel num_threads(threads)
-  half ? multiply<uint16_t>(*matrix, x, rows, y) : multiply<float>(*matrix, x, rows, y);
+  bfloat ? multiply<uint16_t>(*matrix, x, rows, y) : multiply<float>(*matrix, x, rows, y);
 }
-void tandem_forward(const Model* model, const Step* step, void* space, int half) {
-  half ? forward<uint16_t>(*model, *step, *static_cast<Space*>(space))
+void tandem_forward(const Model* model, const Step* step, void* space, int bfloat) {
+  bfloat ? forward<uint16_t>(*model, *step, *static_cast<Space*>(space))
        : forward<float>(*model, *step, *static_cast<Space*>(space));
 }
 }

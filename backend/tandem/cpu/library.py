@@ -12,6 +12,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+import torch
+
 from tandem.cpu.structures import Matrix, Model, Step
 
 logger = logging.getLogger(__name__)
@@ -19,20 +21,19 @@ logger = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_name("kernels.cpp")
 FLAGS: tuple[str, ...] = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math")
 FLAGS += ("-ffp-contract=off", "-std=c++17", "-fPIC", "-fopenmp")
+STORED = (torch.float32, torch.bfloat16)
+WIDEST_HEAD = 1024
 
 
 @cache
 def load_kernels() -> ctypes.CDLL | None:
     """The library; None, with a word in the log, where it cannot be built."""
-    compiler = shutil.which("g++")
-    if compiler is None:
-        logger.warning("No g++ on this machine: a step on the CPU takes longer. Install it.")
-        return None
     try:
-        library = ctypes.CDLL(str(_built(compiler)))
+        # torch's OpenMP, which the library calls, was loaded with torch.
+        library = ctypes.CDLL(str(_built()))
     except (OSError, subprocess.CalledProcessError) as error:
         said = getattr(error, "stderr", None) or str(error)
-        logger.warning("The CPU kernels cannot be built, a step takes longer: %s", said)
+        logger.warning("There are no CPU kernels, a step takes longer. Install g++: %s", said)
         return None
     pointer, number = ctypes.c_void_p, ctypes.c_int
     matrix, model, step = (ctypes.POINTER(kind) for kind in (Matrix, Model, Step))
@@ -45,11 +46,19 @@ def load_kernels() -> ctypes.CDLL | None:
     return library
 
 
-def _built(compiler: str) -> Path:
+def has_kernels(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether a whole model runs by the kernels."""
+    fits = device.type == "cpu" and dtype in STORED and head_dim <= WIDEST_HEAD
+    return fits and load_kernels() is not None
+
+
+def _built() -> Path:
     """The library's file in the user's cache, made when it is not there yet."""
-    path = _cache_folder() / f"kernels-{_key(compiler)}.so"
+    path = _cache_folder() / f"kernels-{_key()}.so"
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
+        compiler = shutil.which("g++")
+        if compiler is None:
+            raise FileNotFoundError("no g++ on this machine")
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             compiled, linked = Path(folder, "kernels.o"), Path(folder, "kernels.so")
             _run(compiler, *FLAGS, "-c", str(SOURCE), "-o", str(compiled))
@@ -60,15 +69,24 @@ def _built(compiler: str) -> Path:
 
 
 def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tandem"
+    """The user's; a new one for this process, where that cannot be written."""
+    try:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        folder = Path(base, "tandem")
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except (OSError, RuntimeError):  # RuntimeError: this user has no home
+        return Path(tempfile.mkdtemp(prefix="tandem-"))
 
 
-def _key(compiler: str) -> str:
-    """Of what the library depends on: source, flags, compiler and the processor's features."""
-    native = _run(compiler, "-march=native", "-Q", "--help=target")
-    parts = (SOURCE.read_text(encoding="utf-8"), *FLAGS, _run(compiler, "--version"), native)
+def _key() -> str:
+    """Of what the library depends on: its source, and the processor that it is compiled for."""
+    processor = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    features = {line for line in processor.splitlines() if line[:5] in ("flags", "model", "Featu")}
+    parts = (SOURCE.read_text(encoding="utf-8"), *FLAGS, *sorted(features))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def _run(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True)

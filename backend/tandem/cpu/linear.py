@@ -7,11 +7,9 @@ import ctypes
 import torch
 from torch import Tensor, nn
 
-from tandem.cpu.library import load_kernels
+from tandem.cpu.library import STORED, load_kernels
 from tandem.cpu.structures import Matrix
 from tandem.models.layers import Linear
-
-STORED = (torch.float32, torch.bfloat16)
 
 
 class KernelLinear:
@@ -23,15 +21,18 @@ class KernelLinear:
         self._bias = None if bias is None else bias.detach().float().contiguous()
         address = None if self._bias is None else self._bias.data_ptr()
         self._matrix = Matrix(self._weight.data_ptr(), address, *weight.shape)
-        self._half = int(weight.dtype == torch.bfloat16)
+        self._bfloat = int(weight.dtype == torch.bfloat16)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., columns] to [..., rows], in the dtype of x."""
-        rows = x.reshape(-1, self._matrix.columns).float().contiguous()
-        y = torch.empty(len(rows), self._matrix.rows)
-        threads = torch.get_num_threads()
-        self._multiply(self._matrix, rows.data_ptr(), len(rows), y.data_ptr(), threads, self._half)
-        return y.view(*x.shape[:-1], -1).to(x.dtype)
+        width, height = self._matrix.columns, self._matrix.rows
+        if x.shape[-1] != width:
+            raise ValueError(f"x has {x.shape[-1]} columns, the weight {width}")
+        floats = x.float().contiguous()
+        y = torch.empty(*x.shape[:-1], height)
+        count, threads = floats.numel() // width, torch.get_num_threads()
+        self._multiply(self._matrix, floats.data_ptr(), count, y.data_ptr(), threads, self._bfloat)
+        return y.to(x.dtype)
 
 
 def use_kernels(model: nn.Module) -> None:

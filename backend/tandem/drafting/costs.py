@@ -12,7 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 MEMORY = 0.8  # of a moving average
 A_ROW = 0.05  # of a one-row pass, that a further row is expected to add where nothing is known
 A_LEVEL = 0.1  # of a pass, that a level of a model's draft is expected to take
-OUTLIER = 2.0  # times what is known: a round that also reads a prompt counts for no more
+OUTLIER = 2.0  # times what is known: the round may have read a prompt too, and counts for less
+OF_AN_OUTLIER = 0.02
 EXPLORING = 0.01  # of all time may go into drafts that are not expected to pay
 SIZES = np.array([*range(1, 18), *(part << up for up in range(3, 12) for part in (3, 4))], float)
 PROFILED = (1, 2, 4, 8, 16, 32, 64)
@@ -47,15 +48,17 @@ class Times:
             self._seconds = np.interp(SIZES, sizes, seconds) + _slope(sizes, seconds) * beyond
 
     def at(self, sizes: ArrayLike) -> NDArray[np.float64]:
-        """Seconds expected."""
-        return np.interp(np.asarray(sizes, float), SIZES, self._seconds)
+        """Seconds expected; more is never quicker."""
+        seconds = np.maximum.accumulate(self._seconds)
+        return np.interp(np.asarray(sizes, float), SIZES, seconds)
 
     def observe(self, size: float, seconds: float) -> None:
         """It took so long: the nearer a size, the more is learnt about it."""
         ratio = seconds / float(self.at(size))
         if self._measured:
+            weight = 1 - MEMORY if ratio < OUTLIER else OF_AN_OUTLIER
             near = 0.5 ** np.abs(np.log2(SIZES / size))
-            self._seconds *= min(ratio, OUTLIER) ** ((1 - MEMORY) * near)
+            self._seconds *= min(ratio, OUTLIER) ** (weight * near)
         else:
             self._seconds *= ratio
         self._measured = True
@@ -83,16 +86,15 @@ class RoundCosts:
         if seconds > 0:
             self._levels = self._levels or Times()
             self._levels.observe(requests, seconds / levels)
-            self._elapsed += seconds
 
-    def explore(self, batch: int, levels: int, waived: float) -> bool:
-        """Whether there is time for a request's draft that is not expected to pay; it is spent.
-        waived: seconds that a better draft in its place would have saved."""
-        if self._explored > EXPLORING * self._elapsed:
-            return False
-        rows = float(self.passes(batch + levels) - self.passes(batch))
-        self._explored += rows + levels * self.level(1) + waived
-        return True
+    @property
+    def may_explore(self) -> bool:
+        """Whether there is time for a draft that is not expected to pay."""
+        return self._explored <= EXPLORING * self._elapsed
+
+    def explored(self, seconds: float) -> None:
+        """So much went into such a draft."""
+        self._explored += seconds
 
     def passes(self, rows: ArrayLike) -> NDArray[np.float64]:
         """Seconds expected of passes."""

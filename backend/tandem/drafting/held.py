@@ -12,7 +12,8 @@ from torch import Tensor
 from tandem.drafting import Computed, Proposer
 from tandem.request import Request
 
-MOST_ROWS = 256  # of a request, then the model is shown them without being asked
+MOST_ROWS = 64  # of a request, then the model is shown them without being asked
+ROWS_AT_ONCE = 1024
 
 
 class _Held(NamedTuple):
@@ -55,15 +56,18 @@ class HeldStates:
 
     def show(self, requests: Sequence[Request]) -> None:
         """Shows the model what was held of these requests."""
-        found = [
-            (request, self._held.pop(request)) for request in requests if request in self._held
-        ]
-        if not found:
-            return
         computed: list[Computed] = []
+        parts: list[Tensor] = []
         first = 0
-        for request, held in found:
+        for request in requests:
+            held = self._held.pop(request, None)
+            if held is None:
+                continue
+            if first + held.rows > ROWS_AT_ONCE and computed:
+                self._proposer.absorb(computed, torch.cat(parts))
+                computed, parts, first = [], [], 0
             computed.append(Computed(request, held.start, range(first, first + held.rows)))
+            parts += held.features
             first += held.rows
-        every = torch.cat([part for _, held in found for part in held.features])
-        self._proposer.absorb(computed, every)
+        if computed:
+            self._proposer.absorb(computed, torch.cat(parts))

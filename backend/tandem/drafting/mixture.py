@@ -51,17 +51,17 @@ class _Part(NamedTuple):
         """Its first tokens; parents come first."""
         return _Part(self.tokens[:length], self.parents and self.parents[:length])
 
-    def matched(self, text: Sequence[int]) -> tuple[int, list[int]]:
-        """How many of its tokens can be judged by what the text became, and the places of those
-        that were right."""
+    def judged(self, text: Sequence[int]) -> tuple[int, list[int]]:
+        """Though it was not taken: how many of its first tokens can be judged by what the text
+        became, and the places of those that were right. How far that is does not depend on whether
+        it was right, or only failures would be seen of what lies beyond the text."""
         parents = range(len(self.tokens)) if self.parents is None else self.parents
-        path = [0]
+        depths, path = [0], [0]
         for node, (token, parent) in enumerate(zip(self.tokens, parents, strict=True), 1):
-            if parent != path[-1]:
-                continue
-            if len(path) > len(text):
+            depths.append(depths[parent] + 1)
+            if depths[node] > len(text):
                 return node - 1, path[1:]
-            if token == text[len(path) - 1]:
+            if parent == path[-1] and token == text[depths[node] - 1]:
                 path.append(node)
         return len(self.tokens), path[1:]
 
@@ -69,7 +69,7 @@ class _Part(NamedTuple):
 class _Choice(NamedTuple):
     """The method that should gain most for a request."""
 
-    method: Method | None
+    method: Method
     part: _Part
     """A lookup's draft; empty where the model is to draft."""
     option: Option
@@ -97,8 +97,8 @@ class MixtureProposer(Proposer):
         self._own: WeakKeyDictionary[Request, dict[str, Gains]] = WeakKeyDictionary()
         self._found: dict[Request, dict[str, _Part]] = {}
         """What lookups found for the requests of this round."""
-        self._drafted: set[Request] = set()
-        """For whom the model has drafted in this round."""
+        self._taken: dict[Request, str] = {}
+        """Whose draft is verified in this round."""
         self._rows = 0
         self._proposed_at: float | None = None
 
@@ -113,13 +113,17 @@ class MixtureProposer(Proposer):
         planned = list(zip(choices, plan.lengths, strict=True))
         parts = [choice.part.cut(length) for choice, length in planned]
         asked = [length if choice.method is self.model else 0 for choice, length in planned]
-        if not any(asked):
+        self._taken = {
+            decode.request: choice.method.name
+            for decode, choice in zip(decodes, choices, strict=True)
+        }
+        q = None
+        if self.model is not None:
             waived = [float(choice.option.gains[:n].sum()) / plan.rate for choice, n in planned]
-            self._probe(decodes, asked, waived)
-        q = self._guess(decodes, asked, parts)
+            q = self._draft(self.model, decodes, asked, parts, waived)
         self._rows = sum(1 + len(part.tokens) for part in parts)
         self._proposed_at = self._clock()
-        return _joined(parts, q, [decode.request in self._drafted for decode in decodes])
+        return _joined(parts, q, [self._is_models(decode.request) for decode in decodes])
 
     def _look_up(self, decodes: Sequence[Decode]) -> None:
         """Asks every lookup."""
@@ -142,40 +146,55 @@ class MixtureProposer(Proposer):
             choices.append(_Choice(method, part, Option(gains, by_model=False)))
         return max(choices, key=lambda choice: rate(self.costs, batch, choice.option))
 
-    def _guess(
-        self, decodes: Sequence[Decode], asked: list[int], parts: list[_Part]
+    def _draft(
+        self,
+        model: Method,
+        decodes: Sequence[Decode],
+        asked: list[int],
+        parts: list[_Part],
+        waived: Sequence[float],
     ) -> Tensor | None:
-        """Has the model draft so many tokens; where it does, its draft takes the part's place."""
-        self._drafted = set()
-        if self.model is None or self._held is None:
-            return None
+        """Has the model draft so many tokens; where it does, its draft takes the part's place.
+
+        waived: seconds that each part should save.
+        """
+        probed = None if any(asked) else self._probed(decodes, waived)
+        if probed is not None:
+            asked[probed] = min(PROBE, decodes[probed].lookahead)
         began = self._clock()
         mine = [place for place, length in enumerate(asked) if length]
+        reads = max((self._unread(decodes[place].request) for place in mine), default=0)
+        assert self._held is not None
         self._held.show([decodes[place].request for place in mine])
-        found = self.model.proposer.propose(
+        found = model.proposer.propose(
             [decode._replace(lookahead=n) for decode, n in zip(decodes, asked, strict=True)]
         )
-        if mine:
-            seconds = self._clock() - began
+        seconds = self._clock() - began
+        if mine and reads <= 1 + self.longest:  # otherwise it has read a text as well
             self.costs.observe_draft(len(mine), max(asked), seconds)
+        if probed is not None:
+            rows = self.costs.passes(len(decodes) + PROBE) - self.costs.passes(len(decodes))
+            self.costs.explored(seconds + float(rows) + waived[probed])
         for place in mine:
             if found.tokens[place]:  # otherwise it still reads the text
                 parts[place] = _part(found, place)
-                self._drafted.add(decodes[place].request)
+                self._taken[decodes[place].request] = model.name
         return found.q
 
-    def _probe(self, decodes: Sequence[Decode], asked: list[int], waived: Sequence[float]) -> None:
-        """Where there is time, has the model try the request that loses least by it."""
+    def _probed(self, decodes: Sequence[Decode], waived: Sequence[float]) -> int | None:
+        """Where there is time, the request that loses least if the model is tried for it."""
         able = [place for place, decode in enumerate(decodes) if decode.lookahead]
-        if self.model is None or not able:
-            return
-        place = min(able, key=lambda place: (waived[place], self._unread(decodes[place].request)))
-        if self.costs.explore(len(decodes), PROBE, waived[place]):
-            asked[place] = min(PROBE, decodes[place].lookahead)
+        if not able or not self.costs.may_explore:
+            return None
+        return min(able, key=lambda place: (waived[place], self._unread(decodes[place].request)))
 
     def _unread(self, request: Request) -> int:
+        """Tokens that the model has to read before it can draft."""
         assert self._held is not None
         return max(self._held.rows(request), request.computed - request.draft_computed)
+
+    def _is_models(self, request: Request) -> bool:
+        return self.model is not None and self._taken[request] == self.model.name
 
     def _gains_of(self, request: Request, method: Method) -> Gains:
         own = self._own.setdefault(request, {})
@@ -189,16 +208,19 @@ class MixtureProposer(Proposer):
         if self._proposed_at is not None:
             self.costs.observe_pass(self._rows, self._clock() - self._proposed_at)
             self._proposed_at = None
+        taken, found = self._taken.pop(request), self._found.pop(request)
         for method in self.lookups:
-            self._learn(request, method, *self._found[request][method.name].matched(verdict.tokens))
+            if method.name == taken and drafted:
+                self._learn(request, method, drafted, verdict.path)
+            else:
+                self._learn(request, method, *found[method.name].judged(verdict.tokens))
             method.proposer.observe(request, 0, verdict)
         if self.model is not None:
-            own = drafted if request in self._drafted else 0
-            self._learn(request, self.model, own, verdict.path)
+            own = drafted if taken == self.model.name else 0
+            self._learn(request, self.model, own, verdict.path if own else ())
             self.model.proposer.observe(request, own, verdict)
 
     def _learn(self, request: Request, method: Method, tried: int, kept: Sequence[int]) -> None:
-        kept = [place for place in kept if place <= tried]
         self._gains_of(request, method).update(tried, kept)
         if tried:
             self._gains[method.name].update(tried, kept)

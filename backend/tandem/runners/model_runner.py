@@ -11,8 +11,7 @@ from torch import Tensor
 from tandem.attention.paged import PagedKVCache, kv_block_bytes
 from tandem.attention.plan import Query
 from tandem.cpu.decoder import KernelDecoder
-from tandem.cpu.library import load_kernels
-from tandem.cpu.linear import STORED
+from tandem.cpu.library import has_kernels
 from tandem.models.config import ModelConfig
 from tandem.models.loader import load_decoder
 from tandem.models.shard import WHOLE, Shard, local_config
@@ -45,9 +44,8 @@ class ModelRunner:
         """Makes the KV cache."""
         local = local_config(self.config, self.shard)
         self.cache = PagedKVCache(local, num_blocks, block_size, self.dtype, self.device)
-        kernels = load_kernels() if self.device.type == "cpu" and self.shard == WHOLE else None
-        if kernels is not None and self.dtype in STORED:
-            self.by_kernels = KernelDecoder(kernels, self.model, self.cache)
+        if self.shard == WHOLE and has_kernels(self.device, self.dtype, self.config.head_dim):
+            self.by_kernels = KernelDecoder(self.model, self.cache)
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes of KV a block takes."""
