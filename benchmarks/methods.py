@@ -40,6 +40,8 @@ class Setting(NamedTuple):
     @property
     def title(self) -> str:
         """In the table."""
+        if "," in self.methods:
+            return f"{self.methods}, up to {self.tokens}"
         shape = "chain" if self.tree is None else "tree"
         return f"{self.methods}, {shape} of {self.tokens}" if self.tokens else self.methods
 
@@ -63,7 +65,7 @@ SETTINGS = (
     Setting("mlp_speculator", 4),
     Setting("mlp_speculator", 12, 3),
     Setting("ngram,draft_model", 8),
-    Setting("suffix,eagle3", 8),
+    Setting("suffix,eagle3", 16),
 )
 
 
