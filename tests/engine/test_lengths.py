@@ -6,59 +6,68 @@ import pytest
 from tandem.drafting.costs import EXPLORING, RoundCosts, Times, profile
 from tandem.drafting.gains import PRIOR, Gains
 from tandem.drafting.lengths import Option, best_lengths, rate
+from tests.engine.builders import make_request
 
 FLAT = RoundCosts({1: 1.0, 64: 1.0})
 STEEP = RoundCosts({1: 1.0, 64: 64.0})
 
 
-def option(chance, length, by_model=False):
-    return Option(chance ** np.arange(1.0, length + 1), by_model)
+def options(*chances, by_model=(), longest=8):
+    return [
+        Option([chance**place for place in range(1, longest + 1)], index in by_model)
+        for index, chance in enumerate(chances)
+    ]
+
+
+def lengths_of(costs, *chances, by_model=()):
+    return best_lengths(costs, options(*chances, by_model=by_model)).lengths
+
+
+def learn(gains, request, times, tried, kept):
+    for _ in range(times):
+        gains.learn(request, tried, kept)
+    return gains.expected(request, 3)
 
 
 def test_gains_begin_with_the_prior_and_follow_what_was_kept():
-    gains = Gains(4)
-    assert gains.expected(4) == pytest.approx([PRIOR, PRIOR**2, PRIOR**3, PRIOR**4])
-    for _ in range(300):
-        gains.update(4, [1, 2])
-    assert gains.expected(4) == pytest.approx([1, 1, 0, 0], abs=0.03)
+    gains, request = Gains(4), make_request([1])
+    assert gains.expected(request, 4) == pytest.approx([PRIOR, PRIOR**2, PRIOR**3, PRIOR**4])
+    assert learn(gains, request, 300, 4, [1, 2]) == pytest.approx([1, 1, 0], abs=0.03)
 
 
 def test_a_request_begins_with_what_the_method_has_learnt():
-    method = Gains(3)
-    for _ in range(300):
-        method.update(3, [])
-    assert Gains(3, method).expected(3) == pytest.approx([0, 0, 0], abs=0.02)
+    gains = Gains(3)
+    learn(gains, make_request([1]), 300, 3, [])
+    assert gains.expected(make_request([1]), 3) == pytest.approx([0, 0, 0], abs=0.02)
 
 
-def test_places_that_were_not_tried_follow_their_neighbours():
-    method = Gains(4)
-    for kept in ([1, 2, 3, 4], []):
-        for _ in range(200):
-            method.update(4, kept)
-    own = Gains(4, method)
-    before = own.expected(4)
-    for _ in range(50):
-        own.update(1, [1])
-    after = own.expected(4)
-    assert after[0] > 0.8
-    assert after[3] == pytest.approx(before[3] * after[0] / before[0], rel=1e-6)
+def test_places_that_were_not_tried_are_better_too_where_the_others_are():
+    gains, request, other = Gains(4), make_request([1]), make_request([1])
+    for kept in ([1, 2, 3, 4], []) * 200:
+        gains.learn(other, 4, kept)
+    usual = gains.expected(make_request([1]), 3)
+    own = learn(gains, request, 50, 1, [1])
+    assert own[0] > 0.8
+    assert usual[2] * 1.2 < own[2] <= own[0]
 
 
 def test_what_is_known_of_a_request_fades_while_nothing_is_drafted():
-    own = Gains(2, Gains(2))
-    for _ in range(30):
-        own.update(2, [])
-    assert own.expected(1)[0] < 0.3
-    for _ in range(200):
-        own.update(0, [])
-    assert own.expected(1)[0] == pytest.approx(PRIOR, abs=0.01)
+    gains, request, other = Gains(2), make_request([1]), make_request([1])
+    learn(gains, other, 400, 2, [1, 2])
+    assert learn(gains, request, 30, 2, [])[0] < 0.4
+    assert learn(gains, request, 200, 0, [])[0] > 0.8
 
 
 def test_gains_never_rise():
-    tree = Gains(3)
-    for _ in range(100):
-        tree.update(3, [3])
-    assert (np.diff(tree.expected(3)) <= 0).all()
+    assert (np.diff(learn(Gains(3), make_request([1]), 100, 3, [3])) <= 0).all()
+
+
+def test_requests_are_told_apart():
+    gains, good, bad = Gains(2), make_request([1]), make_request([1])
+    for _ in range(30):
+        gains.learn(good, 2, [1, 2])
+        gains.learn(bad, 2, [])
+    assert gains.expected(good, 2)[1] > 0.7 > 0.3 > gains.expected(bad, 2)[0]
 
 
 def test_a_profile_takes_the_least_of_some_tries_and_stops_at_the_most():
@@ -109,21 +118,20 @@ def test_exploring_takes_a_small_share_of_the_time():
 
 
 def test_free_rows_are_filled_and_dear_ones_are_not():
-    assert best_lengths(FLAT, [option(0.5, 6)]).lengths == [6]
-    assert best_lengths(STEEP, [option(0.5, 6)]).lengths == [0]
+    assert lengths_of(FLAT, 0.5) == [8]
+    assert lengths_of(STEEP, 0.5) == [0]
 
 
 def test_each_request_gets_what_its_chances_are_worth():
-    costs = RoundCosts({1: 1.0, 64: 6.0})
-    lengths = best_lengths(costs, [option(0.95, 8), option(0.5, 8), option(0.01, 8)]).lengths
+    lengths = lengths_of(RoundCosts({1: 1.0, 64: 6.0}), 0.95, 0.5, 0.01)
     assert lengths[0] == 8 > lengths[1] > lengths[2] == 0
 
 
 def test_a_models_levels_are_paid_once_for_all_requests():
     costs = RoundCosts({1: 1.0, 64: 1.2})
     costs.observe_draft(1, 1, 0.7)
-    assert best_lengths(costs, [option(0.6, 4, by_model=True)]).lengths == [0]
-    many = best_lengths(costs, [option(0.8, 4, by_model=True)] * 8).lengths
+    assert lengths_of(costs, 0.6, by_model=[0]) == [0]
+    many = lengths_of(costs, *[0.8] * 8, by_model=range(8))
     assert len(set(many)) == 1
     assert many[0] > 0
 
@@ -131,10 +139,18 @@ def test_a_models_levels_are_paid_once_for_all_requests():
 def test_one_request_without_a_lookup_does_not_make_all_others_wait():
     costs = RoundCosts({1: 1.0, 64: 1.2})
     costs.observe_draft(1, 1, 0.5)
-    options = [option(0.9, 8)] * 7 + [option(0.8, 8, by_model=True)]
-    assert best_lengths(costs, options).lengths == [8] * 7 + [0]
+    assert lengths_of(costs, *[0.9] * 7, 0.8, by_model=[7]) == [8] * 7 + [0]
 
 
-def test_no_options_at_all():
-    assert best_lengths(FLAT, [option(0.9, 0), option(0.9, 0)]).lengths == [0, 0]
-    assert rate(FLAT, 1, option(0.9, 0)) == pytest.approx(1.0)
+def test_where_there_is_no_token_there_is_no_draft():
+    some = [*options(0.9), *options(0.9, longest=3), *options(0.9, longest=0)]
+    assert best_lengths(FLAT, some).lengths == [8, 3, 0]
+    assert rate(FLAT, 1, some[2]) == best_lengths(FLAT, some[2:]).rate == pytest.approx(1)
+
+
+@pytest.mark.parametrize("by_model", [False, True])
+@pytest.mark.parametrize("chance", [0.2, 0.5, 0.7, 0.9])
+def test_a_request_alone_gets_the_length_of_its_best_rate(chance, by_model):
+    costs = RoundCosts({1: 1.0, 64: 9.0})
+    (option,) = options(chance, by_model=[0] if by_model else [])
+    assert best_lengths(costs, [option]).rate == pytest.approx(rate(costs, 1, option))

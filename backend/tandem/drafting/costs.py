@@ -3,6 +3,7 @@ round itself decides."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 
@@ -16,6 +17,7 @@ OUTLIER = 2.0  # times what is known: the round may have read a prompt too, and 
 OF_AN_OUTLIER = 0.02
 EXPLORING = 0.01  # of all time may go into drafts that are not expected to pay
 SIZES = np.array([*range(1, 18), *(part << up for up in range(3, 12) for part in (3, 4))], float)
+LOG_SIZES = np.log2(SIZES)
 PROFILED = (1, 2, 4, 8, 16, 32, 64)
 REPEATS = 3
 
@@ -57,7 +59,7 @@ class Times:
         ratio = seconds / float(self.at(size))
         if self._measured:
             weight = 1 - MEMORY if ratio < OUTLIER else OF_AN_OUTLIER
-            near = 0.5 ** np.abs(np.log2(SIZES / size))
+            near = 0.5 ** np.abs(LOG_SIZES - math.log2(size))
             self._seconds *= min(ratio, OUTLIER) ** (weight * near)
         else:
             self._seconds *= ratio
@@ -71,6 +73,8 @@ class RoundCosts:
     def __init__(self, passes: Mapping[int, float] | None = None) -> None:
         """passes: seconds of passes over so many rows, from a profile."""
         self._passes = Times(passes)
+        self._by_rows: list[float] = []
+        """`_passes` by whole rows, as far as they were asked for."""
         self._levels: Times | None = None
         self._elapsed = 0.0
         self._explored = 0.0
@@ -80,6 +84,7 @@ class RoundCosts:
         if seconds > 0:
             self._passes.observe(rows, seconds)
             self._elapsed += seconds
+            self._by_rows = []
 
     def observe_draft(self, requests: int, levels: int, seconds: float) -> None:
         """A model's draft of so many levels for so many requests took so long."""
@@ -96,14 +101,16 @@ class RoundCosts:
         """So much went into such a draft."""
         self._explored += seconds
 
-    def passes(self, rows: ArrayLike) -> NDArray[np.float64]:
-        """Seconds expected of passes."""
-        return self._passes.at(rows)
+    def of_pass(self, rows: int) -> float:
+        """Seconds expected of a pass."""
+        if rows >= len(self._by_rows):
+            self._by_rows = self._passes.at(np.arange(2 * rows)).tolist()
+        return self._by_rows[rows]
 
     def level(self, requests: int) -> float:
         """Seconds expected of each level of a model's draft for so many requests."""
         if self._levels is None:
-            return A_LEVEL * float(self.passes(requests))
+            return A_LEVEL * float(self._passes.at(requests))
         return float(self._levels.at(requests))
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from weakref import WeakKeyDictionary
 
-import numpy as np
-from numpy.typing import NDArray
+from tandem.request import Request
 
-Curve = NDArray[np.float64]
 PRIOR = 0.7  # of a token behind kept ones, before anything is known
 TRUST = 4.0  # drafts that what is believed beforehand counts for
 OF_A_REQUEST = 0.9  # what a request's earlier drafts count for after a new one
@@ -15,51 +14,73 @@ OF_A_METHOD = 0.998
 UNUSED = 0.97  # what they count for after a round without one
 
 
-class Gains:
-    """Chance, place by place, that a drafted token is kept; of a tree's nodes the likeliest come
-    first. The sum over a draft is the number of tokens that it should bring.
+class _Record:
+    """How often the places of drafts were tried, and how often they were kept; old drafts fade.
 
-    What was seen at a place is mixed with what its neighbour before suggests: that places fall off
-    as they do for the method, or, for the method itself, by PRIOR. Old drafts fade, so that places
-    that are not tried any more become worth a try.
+    Plain numbers: of so few, arrays would take longer.
     """
 
-    def __init__(self, longest: int, method: Gains | None = None) -> None:
-        self._method = method
-        self._memory = OF_A_METHOD if method is None else OF_A_REQUEST
-        self._tried = np.zeros(longest)
-        self._kept = np.zeros(longest)
-        self._curve: Curve | None = None
-
-    def expected(self, count: int) -> Curve:
-        """[count], never rising."""
-        if self._curve is None or self._method is not None:
-            self._curve = self._expect()
-        return self._curve[:count]
-
-    def _expect(self) -> Curve:
-        longest = len(self._tried)
-        usual = PRIOR ** np.arange(1.0, longest + 1)
-        if self._method is not None:
-            usual = self._method.expected(longest)
-        found: list[float] = []
-        own, before = 1.0, 1.0
-        for tried, kept, here in zip(
-            self._tried.tolist(), self._kept.tolist(), usual.tolist(), strict=True
-        ):
-            believed = own * here / before
-            own = min(own, (kept + TRUST * believed) / (tried + TRUST))
-            before = here
-            found.append(own)
-        return np.array(found)
+    def __init__(self, longest: int, memory: float) -> None:
+        self._tried = [0.0] * longest
+        self._kept = [0.0] * longest
+        self._memory = memory
 
     def update(self, tried: int, kept: Collection[int]) -> None:
-        """Of the first `tried` tokens of a draft (none: there was no draft) those at the places
-        `kept` (1 is the first) were right."""
-        self._curve = None
         memory = self._memory if tried else UNUSED
-        self._tried *= memory
-        self._kept *= memory
-        self._tried[:tried] += 1
+        self._tried = [memory * count for count in self._tried]
+        self._kept = [memory * count for count in self._kept]
+        for place in range(tried):
+            self._tried[place] += 1
         for place in kept:
             self._kept[place - 1] += 1
+
+    def expected(self, usual: list[float]) -> list[float]:
+        """What was seen at each place, mixed with what is usual there; and usual is so many times
+        better or worse as the places that were tried were."""
+        due = sum(tried * chance for tried, chance in zip(self._tried, usual, strict=False))
+        better = (sum(self._kept) + TRUST) / (due + TRUST)
+        found: list[float] = []
+        least = 1.0
+        for tried, kept, chance in zip(self._tried, self._kept, usual, strict=False):
+            believed = min(1.0, better * chance)
+            least = min(least, (kept + TRUST * believed) / (tried + TRUST))
+            found.append(least)
+        return found
+
+
+class Gains:
+    """A method's chances, place by place, that a drafted token is kept; of a tree's nodes the
+    likeliest come first. The sum over a draft is the number of tokens that it should bring.
+
+    A request begins with what is known of the method, and the method with PRIOR. What was learnt of
+    a request fades while nothing is drafted, so that the method is tried again.
+    """
+
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
+        self._prior = [PRIOR**place for place in range(1, longest + 1)]
+        self._all = _Record(longest, OF_A_METHOD)
+        self._usual: list[float] | None = None
+        self._own: WeakKeyDictionary[Request, _Record] = WeakKeyDictionary()
+
+    def expected(self, request: Request, count: int) -> list[float]:
+        """[count], never rising."""
+        if count == 0:
+            return []
+        if self._usual is None:
+            self._usual = self._all.expected(self._prior)
+        return self._of(request).expected(self._usual[:count])
+
+    def learn(self, request: Request, tried: int, kept: Collection[int]) -> None:
+        """Of the first `tried` tokens of a draft (none: there was no draft) those at the places
+        `kept` (1 is the first) were right."""
+        self._of(request).update(tried, kept)
+        if tried:
+            self._all.update(tried, kept)
+            self._usual = None
+
+    def _of(self, request: Request) -> _Record:
+        record = self._own.get(request)
+        if record is None:
+            record = self._own[request] = _Record(self._longest, OF_A_REQUEST)
+        return record

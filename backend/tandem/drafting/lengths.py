@@ -7,22 +7,19 @@ asks no more of the lengths).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from tandem.drafting.costs import RoundCosts
-from tandem.drafting.gains import Curve
 
 
 class Option(NamedTuple):
     """What a method would draft for a request."""
 
-    gains: Curve
+    gains: list[float]
     """Chance that each of its tokens is kept, never rising."""
     by_model: bool
-    """Each token costs a level of the model's draft; otherwise only its row of the pass."""
+    """Each token costs a level of the model's draft too, not only its row of the pass."""
 
 
 class Plan(NamedTuple):
@@ -34,14 +31,23 @@ class Plan(NamedTuple):
     """Tokens a second that it should yield."""
 
 
+class _Token(NamedTuple):
+    """One that could be drafted."""
+
+    gain: float
+    owner: int
+    level: int
+    """Of the model's draft; 0: a lookup's."""
+
+
 def rate(costs: RoundCosts, batch: int, option: Option) -> float:
     """Tokens a second and request at the option's best length, if the whole batch did the same."""
-    lengths = np.arange(len(option.gains) + 1)
-    seconds = costs.passes(batch * (1 + lengths))
-    if option.by_model:
-        seconds = seconds + costs.level(batch) * lengths
-    tokens = 1 + np.concatenate([[0], np.cumsum(option.gains)])
-    return float((tokens / seconds).max())
+    level = costs.level(batch) if option.by_model else 0.0
+    best, tokens = 1 / costs.of_pass(batch), 1.0
+    for length, gain in enumerate(option.gains, 1):
+        tokens += gain
+        best = max(best, tokens / (costs.of_pass(batch * (1 + length)) + level * length))
+    return best
 
 
 def best_lengths(costs: RoundCosts, options: Sequence[Option]) -> Plan:
@@ -50,19 +56,36 @@ def best_lengths(costs: RoundCosts, options: Sequence[Option]) -> Plan:
     For every number of levels that the model could draft, the tokens at hand are taken in the order
     of their gains for as long as that raises the rate of the step.
     """
-    batch = len(options)
-    lengths = np.array([len(option.gains) for option in options])
-    gains = np.concatenate([option.gains for option in options])
-    level = np.concatenate([np.arange(1, n + 1) for n in lengths])
-    by_model = np.repeat([option.by_model for option in options], lengths)
-    order = np.argsort(-gains, kind="stable")
-    depth = np.where(by_model, level, 0)[order]
-    depths = np.unique(np.concatenate([[0], depth]))[:, None]
-    within = np.concatenate([np.ones((len(depths), 1), bool), depth <= depths], 1)
-    tokens = batch + np.cumsum(within * np.concatenate([[0], gains[order]]), 1)
-    drafting = costs.level(max(1, sum(option.by_model for option in options))) * depths
-    rates = tokens / (costs.passes(batch - 1 + np.cumsum(within, 1)) + drafting)
-    deepest, count = np.unravel_index(np.argmax(rates), rates.shape)
-    chosen = order[:count][within[deepest, 1 : count + 1]]
-    owners = np.repeat(np.arange(batch), lengths)
-    return Plan(np.bincount(owners[chosen], minlength=batch).tolist(), float(rates.max()))
+    tokens = sorted(
+        (
+            _Token(gain, owner, place * option.by_model)
+            for owner, option in enumerate(options)
+            for place, gain in enumerate(option.gains, 1)
+        ),
+        key=lambda token: -token.gain,
+    )
+    level = costs.level(max(1, sum(option.by_model for option in options)))
+    best, rate, deepest = 0, 0.0, 0
+    for depth in sorted({0, *(token.level for token in tokens)}):
+        gains = (token.gain for token in tokens if token.level <= depth)
+        count, found = _best_count(costs, len(options), gains, level * depth)
+        if found > rate:
+            best, rate, deepest = count, found, depth
+    lengths = [0] * len(options)
+    for token in [token for token in tokens if token.level <= deepest][:best]:
+        lengths[token.owner] += 1
+    return Plan(lengths, rate)
+
+
+def _best_count(
+    costs: RoundCosts, batch: int, gains: Iterable[float], drafting: float
+) -> tuple[int, float]:
+    """How many of the tokens to take, and the rate then; `drafting` takes its seconds anyway."""
+    best, expected = 0, float(batch)
+    rate = expected / (costs.of_pass(batch) + drafting)
+    for count, gain in enumerate(gains, 1):
+        expected += gain
+        found = expected / (costs.of_pass(batch + count) + drafting)
+        if found > rate:
+            best, rate = count, found
+    return best, rate

@@ -18,7 +18,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
@@ -66,12 +65,15 @@ class _Part(NamedTuple):
         return len(self.tokens), path[1:]
 
 
+_NOTHING = _Part([], None)
+
+
 class _Choice(NamedTuple):
     """The method that should gain most for a request."""
 
     method: Method
     part: _Part
-    """A lookup's draft; empty where the model is to draft."""
+    """A lookup's draft; nothing where the model is to draft."""
     option: Option
 
 
@@ -93,8 +95,8 @@ class MixtureProposer(Proposer):
         self.costs = costs
         self._held = HeldStates(self.model.proposer) if self.model else None
         self.longest = longest
+        self._methods = [*self.lookups, *([self.model] if self.model else [])]
         self._gains = {method.name: Gains(longest) for method in methods}
-        self._own: WeakKeyDictionary[Request, dict[str, Gains]] = WeakKeyDictionary()
         self._found: dict[Request, dict[str, _Part]] = {}
         """What lookups found for the requests of this round."""
         self._taken: dict[Request, str] = {}
@@ -112,14 +114,14 @@ class MixtureProposer(Proposer):
         plan = best_lengths(self.costs, [choice.option for choice in choices])
         planned = list(zip(choices, plan.lengths, strict=True))
         parts = [choice.part.cut(length) for choice, length in planned]
-        asked = [length if choice.method is self.model else 0 for choice, length in planned]
         self._taken = {
             decode.request: choice.method.name
             for decode, choice in zip(decodes, choices, strict=True)
         }
         q = None
         if self.model is not None:
-            waived = [float(choice.option.gains[:n].sum()) / plan.rate for choice, n in planned]
+            asked = [length * choice.option.by_model for choice, length in planned]
+            waived = [sum(choice.option.gains[:n]) / plan.rate for choice, n in planned]
             q = self._draft(self.model, decodes, asked, parts, waived)
         self._rows = sum(1 + len(part.tokens) for part in parts)
         self._proposed_at = self._clock()
@@ -135,15 +137,15 @@ class MixtureProposer(Proposer):
 
     def _choose(self, decode: Decode, batch: int) -> _Choice:
         """What should yield most tokens a second, if the whole batch did the same."""
+        request = decode.request
         choices: list[_Choice] = []
-        if self.model and decode.lookahead:
-            longest = min(decode.lookahead, self.model.proposer.longest)
-            gains = self._gains_of(decode.request, self.model).expected(longest)
-            choices.append(_Choice(self.model, _Part([], None), Option(gains, by_model=True)))
-        for method in self.lookups:
-            part = self._found[decode.request][method.name]
-            gains = self._gains_of(decode.request, method).expected(len(part.tokens))
-            choices.append(_Choice(method, part, Option(gains, by_model=False)))
+        for method in self._methods:
+            part = self._found[request].get(method.name, _NOTHING)
+            count = len(part.tokens)
+            if method is self.model:
+                count = min(decode.lookahead, method.proposer.longest)
+            gains = self._gains[method.name].expected(request, count)
+            choices.append(_Choice(method, part, Option(gains, method is self.model)))
         return max(choices, key=lambda choice: rate(self.costs, batch, choice.option))
 
     def _draft(
@@ -173,8 +175,9 @@ class MixtureProposer(Proposer):
         if mine and reads <= 1 + self.longest:  # otherwise it has read a text as well
             self.costs.observe_draft(len(mine), max(asked), seconds)
         if probed is not None:
-            rows = self.costs.passes(len(decodes) + PROBE) - self.costs.passes(len(decodes))
-            self.costs.explored(seconds + float(rows) + waived[probed])
+            count = len(decodes)
+            rows = self.costs.of_pass(count + PROBE) - self.costs.of_pass(count)
+            self.costs.explored(seconds + rows + waived[probed])
         for place in mine:
             if found.tokens[place]:  # otherwise it still reads the text
                 parts[place] = _part(found, place)
@@ -196,12 +199,6 @@ class MixtureProposer(Proposer):
     def _is_models(self, request: Request) -> bool:
         return self.model is not None and self._taken[request] == self.model.name
 
-    def _gains_of(self, request: Request, method: Method) -> Gains:
-        own = self._own.setdefault(request, {})
-        if method.name not in own:
-            own[method.name] = Gains(self.longest, self._gains[method.name])
-        return own[method.name]
-
     # -- learning ------------------------------------------------------------------------------
 
     def observe(self, request: Request, drafted: int, verdict: Verdict) -> None:
@@ -211,19 +208,15 @@ class MixtureProposer(Proposer):
         taken, found = self._taken.pop(request), self._found.pop(request)
         for method in self.lookups:
             if method.name == taken and drafted:
-                self._learn(request, method, drafted, verdict.path)
+                tried, kept = drafted, verdict.path
             else:
-                self._learn(request, method, *found[method.name].judged(verdict.tokens))
+                tried, kept = found[method.name].judged(verdict.tokens)
+            self._gains[method.name].learn(request, tried, kept)
             method.proposer.observe(request, 0, verdict)
         if self.model is not None:
             own = drafted if taken == self.model.name else 0
-            self._learn(request, self.model, own, verdict.path if own else ())
+            self._gains[self.model.name].learn(request, own, verdict.path if own else ())
             self.model.proposer.observe(request, own, verdict)
-
-    def _learn(self, request: Request, method: Method, tried: int, kept: Sequence[int]) -> None:
-        self._gains_of(request, method).update(tried, kept)
-        if tried:
-            self._gains[method.name].update(tried, kept)
 
     def absorb(self, computed: Sequence[Computed], features: Tensor) -> None:
         assert self._held is not None
