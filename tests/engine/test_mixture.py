@@ -74,7 +74,7 @@ def mixed_rate(world, batch, rounds=1000, **methods):
     """Simulated tokens a second and request."""
     guesses = {name: Guess(world, **of) for name, of in methods.items()}
     made = [Method(name, guess, not guess.level_s) for name, guess in guesses.items()]
-    mixture = MixtureProposer(made, LONGEST, world.costs(), world.clock)
+    mixture = MixtureProposer(made, LONGEST, world.costs(), clock=world.clock)
     return world.run(mixture, batch, LONGEST, rounds)
 
 
@@ -103,7 +103,7 @@ def test_what_changes_is_noticed():
     world = World()
     guesses = {"model": Guess(world, 0.0, level_s=0.1), "lookup": Guess(world, 0.9)}
     methods = [Method(name, guess, name == "lookup") for name, guess in guesses.items()]
-    mixture = MixtureProposer(methods, LONGEST, world.costs(), world.clock)
+    mixture = MixtureProposer(methods, LONGEST, world.costs(), clock=world.clock)
     request = make_request([1, 2])
     before = world.run(mixture, 1, LONGEST, 200, [request])
     guesses["model"].chance, guesses["lookup"].chance = 0.9, 0.0
@@ -117,7 +117,7 @@ def test_the_model_reads_nothing_where_lookups_do_well():
     world = World()
     guesses = {"model": Guess(world, 0.5, level_s=0.5), "lookup": Guess(world, 0.95)}
     methods = [Method(name, guess, name == "lookup") for name, guess in guesses.items()]
-    mixture = MixtureProposer(methods, LONGEST, world.costs(), world.clock)
+    mixture = MixtureProposer(methods, LONGEST, world.costs(), clock=world.clock)
     world.run(mixture, 1, LONGEST, 300)
     assert guesses["model"].asked < 15
 
@@ -137,7 +137,7 @@ def test_reading_a_prompt_is_not_taken_for_the_time_of_a_draft():
 
     model.propose = propose
     methods = [Method("lookup", Guess(world, 0.9, found=0.0), True), Method("model", model, False)]
-    mixture = MixtureProposer(methods, LONGEST, world.costs(), world.clock)
+    mixture = MixtureProposer(methods, LONGEST, world.costs(), clock=world.clock)
     request = make_request(list(range(500)))
     request.computed = 499
     world.run(mixture, 1, LONGEST, 40, [request])
@@ -157,7 +157,7 @@ class Reader(Proposer):
 
 def test_held_states_are_shown_in_order_when_asked_for_or_too_many():
     reader = Reader()
-    held = HeldStates(reader)
+    held = HeldStates(reader, shares_prefixes=True)
     request, other = make_request([1, 2, 3]), make_request([1, 2, 3])
     features = torch.arange(200.0)[:, None]
     held.add([Computed(request, 0, range(0, 3))], features)  # its prompt
@@ -174,10 +174,22 @@ def test_held_states_are_shown_in_order_when_asked_for_or_too_many():
     assert (start, len(values), held.rows(other)) == (3, MOST_ROWS, 0)
 
 
+def test_where_no_prefix_is_shared_prompts_wait_too():
+    reader = Reader()
+    held = HeldStates(reader, shares_prefixes=False)
+    request = make_request([1, 2, 3])
+    features = torch.arange(100.0)[:, None]
+    held.add([Computed(request, 0, range(0, 3))], features)
+    held.add([Computed(request, 3, range(3, 90))], features)
+    assert (reader.shown, held.rows(request)) == ([], 90)
+    held.show([request])
+    assert reader.shown == [(request.id, 0, features[:90, 0].tolist())]
+
+
 def test_held_states_begin_anew_where_the_text_was_computed_again():
     """A preempted request's KV is gone: it is read from its first token on."""
     reader = Reader()
-    held = HeldStates(reader)
+    held = HeldStates(reader, shares_prefixes=True)
     request = make_request([1, 2, 3])
     features = torch.arange(20.0)[:, None]
     held.add([Computed(request, 3, [4])], features)

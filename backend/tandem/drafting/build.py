@@ -118,7 +118,8 @@ def choose_proposer(
     made = [_make_method(config, name, guesser, sampler) for name in config.methods]
     if len(made) == 1:
         return made[0].proposer
-    return MixtureProposer(made, config.lookahead, RoundCosts(pass_times()))
+    costs = RoundCosts(pass_times())
+    return MixtureProposer(made, config.lookahead, costs, config.enable_prefix_caching)
 
 
 def _make_method(

@@ -15,7 +15,10 @@ A_ROW = 0.05  # of a one-row pass, that a further row is expected to add where n
 A_LEVEL = 0.1  # of a pass, that a level of a model's draft is expected to take
 OUTLIER = 2.0  # times what is known: the round may have read a prompt too, and counts for less
 OF_AN_OUTLIER = 0.02
-EXPLORING = 0.01  # of all time may go into drafts that are not expected to pay
+LEARN_EVERY = 4  # rounds: what takes long changes slowly
+EXPLORING = 0.005  # of all time may go into drafts that are not expected to pay
+READ_ALONG = 16  # tokens of a request that a draft reads in passing
+BORNE_BY = 16  # rounds that a model should pay for what it has to read
 SIZES = np.array([*range(1, 18), *(part << up for up in range(3, 12) for part in (3, 4))], float)
 LOG_SIZES = np.log2(SIZES)
 PROFILED = (1, 2, 4, 8, 16, 32, 64)
@@ -34,6 +37,11 @@ def profile(run: Callable[[int], object], most: int) -> dict[int, float]:
             seconds = time.perf_counter() - began
             found[rows] = min(found.get(rows, seconds), seconds)
     return found
+
+
+def averaged(old: float | None, new: float) -> float:
+    """The moving average after a new value."""
+    return new if old is None else MEMORY * old + (1 - MEMORY) * new
 
 
 class Times:
@@ -76,21 +84,32 @@ class RoundCosts:
         self._by_rows: list[float] = []
         """`_passes` by whole rows, as far as they were asked for."""
         self._levels: Times | None = None
+        self._by_requests: dict[int, float] = {}
+        """`_levels`, as far as it was asked for."""
+        self._reading: float | None = None
+        """Seconds a token that the model reads."""
+        self._rounds = 0
         self._elapsed = 0.0
         self._explored = 0.0
 
     def observe_pass(self, rows: int, seconds: float) -> None:
         """A pass over so many rows took so long."""
-        if seconds > 0:
+        self._elapsed += seconds
+        self._rounds += 1
+        if seconds > 0 and self._rounds % LEARN_EVERY == 0:
             self._passes.observe(rows, seconds)
-            self._elapsed += seconds
             self._by_rows = []
 
-    def observe_draft(self, requests: int, levels: int, seconds: float) -> None:
-        """A model's draft of so many levels for so many requests took so long."""
-        if seconds > 0:
+    def observe_draft(self, requests: int, levels: int, seconds: float, read: int) -> None:
+        """A model's draft of so many levels for so many requests took so long; it has read so many
+        tokens for them before."""
+        if read > READ_ALONG * requests:
+            reading = max(0.0, seconds - levels * self.level(requests))
+            self._reading = averaged(self._reading, reading / read)
+        elif seconds > 0:
             self._levels = self._levels or Times()
             self._levels.observe(requests, seconds / levels)
+            self._by_requests = {}
 
     @property
     def may_explore(self) -> bool:
@@ -101,17 +120,25 @@ class RoundCosts:
         """So much went into such a draft."""
         self._explored += seconds
 
-    def of_pass(self, rows: int) -> float:
-        """Seconds expected of a pass."""
-        if rows >= len(self._by_rows):
-            self._by_rows = self._passes.at(np.arange(2 * rows)).tolist()
-        return self._by_rows[rows]
+    def passes(self, most: int) -> list[float]:
+        """Seconds expected of passes over 0 to at least `most` rows."""
+        if most >= len(self._by_rows):
+            self._by_rows = self._passes.at(np.arange(most + 1)).tolist()
+        return self._by_rows
+
+    def reading(self, tokens: int) -> float:
+        """Seconds for the model to read so many tokens, as each round of some has to bear them."""
+        if tokens <= READ_ALONG or self._reading is None:
+            return 0.0
+        return tokens * self._reading / BORNE_BY
 
     def level(self, requests: int) -> float:
         """Seconds expected of each level of a model's draft for so many requests."""
         if self._levels is None:
-            return A_LEVEL * float(self._passes.at(requests))
-        return float(self._levels.at(requests))
+            return A_LEVEL * self.passes(requests)[requests]
+        if requests not in self._by_requests:
+            self._by_requests[requests] = float(self._levels.at(requests))
+        return self._by_requests[requests]
 
 
 def _slope(sizes: NDArray[np.float64], seconds: NDArray[np.float64]) -> float:

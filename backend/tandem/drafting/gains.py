@@ -11,40 +11,47 @@ PRIOR = 0.7  # of a token behind kept ones, before anything is known
 TRUST = 4.0  # drafts that what is believed beforehand counts for
 OF_A_REQUEST = 0.9  # what a request's earlier drafts count for after a new one
 OF_A_METHOD = 0.998
+HEAVIEST = 1e6
 UNUSED = 0.97  # what they count for after a round without one
 
 
 class _Record:
     """How often the places of drafts were tried, and how often they were kept; old drafts fade.
 
-    Plain numbers: of so few, arrays would take longer.
+    Plain numbers: of so few, arrays would take longer. A new draft counts for more than the ones
+    before instead of those for less, so that only the places tried are touched.
     """
 
     def __init__(self, longest: int, memory: float) -> None:
         self._tried = [0.0] * longest
         self._kept = [0.0] * longest
         self._memory = memory
+        self._weight = 1.0
+        """Of the newest draft."""
 
     def update(self, tried: int, kept: Collection[int]) -> None:
-        memory = self._memory if tried else UNUSED
-        self._tried = [memory * count for count in self._tried]
-        self._kept = [memory * count for count in self._kept]
+        self._weight /= self._memory if tried else UNUSED
         for place in range(tried):
-            self._tried[place] += 1
+            self._tried[place] += self._weight
         for place in kept:
-            self._kept[place - 1] += 1
+            self._kept[place - 1] += self._weight
+        if self._weight > HEAVIEST:
+            self._tried = [count / self._weight for count in self._tried]
+            self._kept = [count / self._weight for count in self._kept]
+            self._weight = 1.0
 
     def expected(self, usual: list[float]) -> list[float]:
-        """What was seen at each place, mixed with what is usual there; and usual is so many times
-        better or worse as the places that were tried were."""
-        due = sum(tried * chance for tried, chance in zip(self._tried, usual, strict=False))
-        better = (sum(self._kept) + TRUST) / (due + TRUST)
+        """What was seen at each place, mixed with what the place before suggests: that chances fall
+        as they usually do."""
+        trust = TRUST * self._weight
         found: list[float] = []
-        least = 1.0
+        own = before = 1.0
         for tried, kept, chance in zip(self._tried, self._kept, usual, strict=False):
-            believed = min(1.0, better * chance)
-            least = min(least, (kept + TRUST * believed) / (tried + TRUST))
-            found.append(least)
+            seen = (kept + trust * own * chance / before) / (tried + trust)
+            if seen < own:
+                own = seen
+            before = chance
+            found.append(own)
         return found
 
 

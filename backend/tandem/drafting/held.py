@@ -12,7 +12,7 @@ from torch import Tensor
 from tandem.drafting import Computed, Proposer
 from tandem.request import Request
 
-MOST_ROWS = 64  # of a request, then the model is shown them without being asked
+MOST_ROWS = 64  # of an answer, then the model is shown them without being asked
 ROWS_AT_ONCE = 1024
 
 
@@ -29,10 +29,13 @@ class _Held(NamedTuple):
 
 
 class HeldStates:
-    """Where others guess well, what a model would read of an answer costs nothing."""
+    """Where others guess well, what a model would read costs nothing."""
 
-    def __init__(self, proposer: Proposer) -> None:
+    def __init__(self, proposer: Proposer, shares_prefixes: bool) -> None:
+        """shares_prefixes: others may adopt blocks that the model has read, so that it reads
+        prompts at once, and answers before long."""
         self._proposer = proposer
+        self._shares_prefixes = shares_prefixes
         self._held: WeakKeyDictionary[Request, _Held] = WeakKeyDictionary()
 
     def rows(self, request: Request) -> int:
@@ -41,18 +44,22 @@ class HeldStates:
         return held.rows if held else 0
 
     def add(self, computed: Sequence[Computed], features: Tensor) -> None:
-        """Prompts are passed on: their blocks become prefixes for others. Answers are held."""
-        prompts = [one for one in computed if one.start < one.request.num_prompt]
-        self._proposer.absorb(prompts, features)
-        for request, start, rows in computed:
-            if start < request.num_prompt:
+        """Keeps what the target has computed."""
+        read: list[Computed] = []
+        for one in computed:
+            request, start, rows = one
+            if self._shares_prefixes and start < request.num_prompt:
                 self._held.pop(request, None)
+                read.append(one)
                 continue
             held = self._held.get(request)
             if held is None or held.start + held.rows != start:
                 held = self._held[request] = _Held(start, [])
-            held.features.append(features[list(rows)])
-        self.show([one.request for one in computed if self.rows(one.request) >= MOST_ROWS])
+            held.features.append(features[_selected(rows)])
+        if read:
+            self._proposer.absorb(read, features)
+        if self._shares_prefixes:
+            self.show([one.request for one in computed if self.rows(one.request) >= MOST_ROWS])
 
     def show(self, requests: Sequence[Request]) -> None:
         """Shows the model what was held of these requests."""
@@ -71,3 +78,10 @@ class HeldStates:
             first += held.rows
         if computed:
             self._proposer.absorb(computed, torch.cat(parts))
+
+
+def _selected(rows: Sequence[int]) -> slice | list[int]:
+    """A chain's rows are a run, which needs no copy."""
+    if rows and rows[-1] - rows[0] == len(rows) - 1:
+        return slice(rows[0], rows[-1] + 1)
+    return list(rows)

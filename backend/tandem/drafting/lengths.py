@@ -7,10 +7,9 @@ asks no more of the lengths).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from operator import itemgetter
 from typing import NamedTuple
-
-from tandem.drafting.costs import RoundCosts
 
 
 class Option(NamedTuple):
@@ -20,6 +19,8 @@ class Option(NamedTuple):
     """Chance that each of its tokens is kept, never rising."""
     by_model: bool
     """Each token costs a level of the model's draft too, not only its row of the pass."""
+    reading: float = 0.0
+    """Seconds that the model needs to catch up with the text, spread over the rounds to come."""
 
 
 class Plan(NamedTuple):
@@ -31,61 +32,62 @@ class Plan(NamedTuple):
     """Tokens a second that it should yield."""
 
 
-class _Token(NamedTuple):
-    """One that could be drafted."""
+def rate(seconds: list[float], level: float, batch: int, option: Option) -> float:
+    """Tokens a second and request at the option's best length, if the whole batch did the same.
 
-    gain: float
-    owner: int
-    level: int
-    """Of the model's draft; 0: a lookup's."""
-
-
-def rate(costs: RoundCosts, batch: int, option: Option) -> float:
-    """Tokens a second and request at the option's best length, if the whole batch did the same."""
-    level = costs.level(batch) if option.by_model else 0.0
-    best, tokens = 1 / costs.of_pass(batch), 1.0
-    for length, gain in enumerate(option.gains, 1):
+    seconds: of passes by their rows; level: of each of the model's levels, for the whole batch.
+    """
+    best, tokens = 1 / seconds[batch], 1.0
+    drafting = option.reading
+    rows, more = batch, level if option.by_model else 0.0
+    for gain in option.gains:
         tokens += gain
-        best = max(best, tokens / (costs.of_pass(batch * (1 + length)) + level * length))
+        rows += batch
+        drafting += more
+        found = tokens / (seconds[rows] + drafting)
+        if found > best:
+            best = found
     return best
 
 
-def best_lengths(costs: RoundCosts, options: Sequence[Option]) -> Plan:
-    """The lengths of all requests' drafts that should yield most.
+def best_lengths(seconds: list[float], level: float, options: Sequence[Option]) -> Plan:
+    """The lengths of all requests' drafts that should yield most; seconds and level as in `rate`.
 
     For every number of levels that the model could draft, the tokens at hand are taken in the order
     of their gains for as long as that raises the rate of the step.
     """
     tokens = sorted(
-        (
-            _Token(gain, owner, place * option.by_model)
+        [
+            (-gain, owner, place if option.by_model else 0)
             for owner, option in enumerate(options)
             for place, gain in enumerate(option.gains, 1)
-        ),
-        key=lambda token: -token.gain,
+        ],
+        key=itemgetter(0),
     )
-    level = costs.level(max(1, sum(option.by_model for option in options)))
     best, rate, deepest = 0, 0.0, 0
-    for depth in sorted({0, *(token.level for token in tokens)}):
-        gains = (token.gain for token in tokens if token.level <= depth)
-        count, found = _best_count(costs, len(options), gains, level * depth)
+    for depth in sorted({0, *map(itemgetter(2), tokens)}):
+        losses = [loss for loss, _, level_of in tokens if level_of <= depth]
+        count, found = _best_count(seconds, len(options), losses, level * depth)
         if found > rate:
             best, rate, deepest = count, found, depth
     lengths = [0] * len(options)
-    for token in [token for token in tokens if token.level <= deepest][:best]:
-        lengths[token.owner] += 1
+    for _, owner, _ in [token for token in tokens if token[2] <= deepest][:best]:
+        lengths[owner] += 1
     return Plan(lengths, rate)
 
 
 def _best_count(
-    costs: RoundCosts, batch: int, gains: Iterable[float], drafting: float
+    seconds: list[float], batch: int, losses: list[float], drafting: float
 ) -> tuple[int, float]:
-    """How many of the tokens to take, and the rate then; `drafting` takes its seconds anyway."""
-    best, expected = 0, float(batch)
-    rate = expected / (costs.of_pass(batch) + drafting)
-    for count, gain in enumerate(gains, 1):
-        expected += gain
-        found = expected / (costs.of_pass(batch + count) + drafting)
+    """How many of the tokens to take, and the rate then; `drafting` takes its seconds anyway.
+
+    losses: the gains, negative.
+    """
+    best, expected = batch, float(batch)
+    rate = expected / (seconds[batch] + drafting)
+    for rows, loss in enumerate(losses, batch + 1):
+        expected -= loss
+        found = expected / (seconds[rows] + drafting)
         if found > rate:
-            best, rate = count, found
-    return best, rate
+            best, rate = rows, found
+    return best - batch, rate

@@ -85,15 +85,16 @@ class MixtureProposer(Proposer):
         methods: Sequence[Method],
         longest: int,
         costs: RoundCosts,
+        shares_prefixes: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """longest: most tokens of a draft."""
+        """longest: most tokens of a draft. shares_prefixes: as in `HeldStates`."""
         self._clock = clock
         self.lookups = [method for method in methods if method.is_lookup]
         self.model = next((method for method in methods if not method.is_lookup), None)
         self.taps = self.model.proposer.taps if self.model else None
         self.costs = costs
-        self._held = HeldStates(self.model.proposer) if self.model else None
+        self._held = HeldStates(self.model.proposer, shares_prefixes) if self.model else None
         self.longest = longest
         self._methods = [*self.lookups, *([self.model] if self.model else [])]
         self._gains = {method.name: Gains(longest) for method in methods}
@@ -110,8 +111,12 @@ class MixtureProposer(Proposer):
         if not decodes:
             return Draft([])
         self._look_up(decodes)
-        choices = [self._choose(decode, len(decodes)) for decode in decodes]
-        plan = best_lengths(self.costs, [choice.option for choice in choices])
+        batch = len(decodes)
+        seconds = self.costs.passes(batch * (1 + self.longest))
+        level = self.costs.level(batch)
+        choices = [self._choose(decode, seconds, level, batch) for decode in decodes]
+        level = self.costs.level(max(1, sum(choice.option.by_model for choice in choices)))
+        plan = best_lengths(seconds, level, [choice.option for choice in choices])
         planned = list(zip(choices, plan.lengths, strict=True))
         parts = [choice.part.cut(length) for choice, length in planned]
         self._taken = {
@@ -135,7 +140,7 @@ class MixtureProposer(Proposer):
             for place, decode in enumerate(decodes):
                 self._found[decode.request][method.name] = _part(found, place)
 
-    def _choose(self, decode: Decode, batch: int) -> _Choice:
+    def _choose(self, decode: Decode, seconds: list[float], level: float, batch: int) -> _Choice:
         """What should yield most tokens a second, if the whole batch did the same."""
         request = decode.request
         choices: list[_Choice] = []
@@ -145,8 +150,12 @@ class MixtureProposer(Proposer):
             if method is self.model:
                 count = min(decode.lookahead, method.proposer.longest)
             gains = self._gains[method.name].expected(request, count)
-            choices.append(_Choice(method, part, Option(gains, method is self.model)))
-        return max(choices, key=lambda choice: rate(self.costs, batch, choice.option))
+            option = Option(gains, by_model=False)
+            if method is self.model:
+                reading = self.costs.reading(self._unread(request))
+                option = Option(gains, by_model=True, reading=reading)
+            choices.append(_Choice(method, part, option))
+        return max(choices, key=lambda choice: rate(seconds, level, batch, choice.option))
 
     def _draft(
         self,
@@ -163,21 +172,22 @@ class MixtureProposer(Proposer):
         probed = None if any(asked) else self._probed(decodes, waived)
         if probed is not None:
             asked[probed] = min(PROBE, decodes[probed].lookahead)
-        began = self._clock()
         mine = [place for place, length in enumerate(asked) if length]
-        reads = max((self._unread(decodes[place].request) for place in mine), default=0)
+        if not mine:
+            return None
         assert self._held is not None
+        began = self._clock()
+        read = sum(self._unread(decodes[place].request) for place in mine)
         self._held.show([decodes[place].request for place in mine])
         found = model.proposer.propose(
             [decode._replace(lookahead=n) for decode, n in zip(decodes, asked, strict=True)]
         )
         seconds = self._clock() - began
-        if mine and reads <= 1 + self.longest:  # otherwise it has read a text as well
-            self.costs.observe_draft(len(mine), max(asked), seconds)
+        self.costs.observe_draft(len(mine), max(asked), seconds, read)
         if probed is not None:
             count = len(decodes)
-            rows = self.costs.of_pass(count + PROBE) - self.costs.of_pass(count)
-            self.costs.explored(seconds + rows + waived[probed])
+            passes = self.costs.passes(count + PROBE)
+            self.costs.explored(seconds + passes[count + PROBE] - passes[count] + waived[probed])
         for place in mine:
             if found.tokens[place]:  # otherwise it still reads the text
                 parts[place] = _part(found, place)
