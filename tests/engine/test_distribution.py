@@ -71,7 +71,8 @@ def sample(models, method, params, policy=None, **parameters):
 
     policy: cuts drafts.
     """
-    if "," in method:
+    mixed = "," in method
+    if mixed:
         parameters |= {"speculative_method": "ngram,suffix,draft_model", "prompt_lookup_min": 1}
         parameters |= {"draft_model": models["good draft"]}
     elif method == "ngram":
@@ -91,7 +92,7 @@ def sample(models, method, params, policy=None, **parameters):
         **parameters,
     )
     with Engine(config) as engine:
-        if "," in method:
+        if mixed:
             always_pays(engine)
         if policy is not None:
             engine.proposer.propose = policy(engine.proposer.propose)
