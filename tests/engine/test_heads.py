@@ -142,7 +142,8 @@ def test_guesses_are_those_of_the_formula(engine, heads, target, prompts, expect
         for text, *found in seen.values():
             wanted = reference.first(text)[: len(found)]  # a draft at a text's end is shorter
             for logits, due in zip(found, wanted, strict=True):
-                torch.testing.assert_close(logits, due, atol=1e-3, rtol=1e-3)
+                atol = 1e-4 * due.abs().max().item()  # EAGLE's hidden states have no norm
+                torch.testing.assert_close(logits, due, atol=atol, rtol=1e-3)
             checked += len(found) == GUESSES
     assert checked > 25
 

