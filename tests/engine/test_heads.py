@@ -252,6 +252,19 @@ def caches(one):
     return [owner.cache.data for owner in owners if hasattr(owner, "cache")]
 
 
+@pytest.mark.usefixtures("arithmetic")
+@pytest.mark.parametrize("method", METHODS)
+def test_a_target_in_bfloat16_has_a_head_too(engine, heads, prompts, method):
+    """Whatever its own number format is then."""
+    params = SamplingParams(temperature=0, max_tokens=12)
+    one = engine(**drafting(method, heads[method]), dtype="bfloat16")
+    outputs = one.generate(prompts[:3], params)
+    assert sum(output.stats.drafted for output in outputs)
+    if one.target.by_kernels is not None:  # plain decoding has the same bits
+        plain = engine(dtype="bfloat16").generate(prompts[:3], params)
+        assert [o.token_ids for o in outputs] == [o.token_ids for o in plain]
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_target_of_two_ranks_has_a_head_too(engine, heads, prompts, expected, method):
     one = engine(**drafting(method, heads[method]), tensor_parallel_size=2)

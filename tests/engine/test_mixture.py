@@ -175,6 +175,24 @@ def test_held_states_are_shown_in_order_when_asked_for_or_too_many():
     assert (start, len(values), held.rows(other)) == (3, MOST_ROWS, 0)
 
 
+def test_what_many_requests_held_is_shown_in_parts():
+    reader = Reader()
+    held = HeldStates(reader, shares_prefixes=False)
+    shown, absorb = [], reader.absorb
+    reader.absorb = lambda computed, features: (
+        shown.append(len(features)),
+        absorb(computed, features),
+    )
+    requests = [make_request([1]) for _ in range(5)]
+    features = torch.arange(400.0)[:, None]
+    for request in requests:
+        held.add([Computed(request, 0, range(400))], features)
+    held.show(requests)
+    assert shown == [800, 800, 400]
+    assert [start for _, start, _ in reader.shown] == [0] * 5
+    assert all(values == features[:, 0].tolist() for _, _, values in reader.shown)
+
+
 def test_where_no_prefix_is_shared_prompts_wait_too():
     reader = Reader()
     held = HeldStates(reader, shares_prefixes=False)

@@ -88,20 +88,23 @@ def rope_frequencies(config: ModelConfig) -> Tensor:
 
 
 class RotaryTable(nn.Module):
-    """Cosines and sines of every position, [max_position, 1, head_dim], signs folded in."""
+    """Cosines and sines of every position, [max_position, 1, head_dim], signs folded in. They are
+    kept in float32, for those who compute in it whatever they store."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
         angles = torch.outer(torch.arange(config.max_position).float(), rope_frequencies(config))
         cos, sin = angles.cos(), angles.sin()
-        self.register_buffer("cos", torch.cat([cos, cos], -1)[:, None].to(dtype))
-        self.register_buffer("sin", torch.cat([-sin, sin], -1)[:, None].to(dtype))
+        self.dtype = dtype
+        self.register_buffer("cos", torch.cat([cos, cos], -1)[:, None])
+        self.register_buffer("sin", torch.cat([-sin, sin], -1)[:, None])
         self.cos: Tensor
         self.sin: Tensor
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """[T] positions to two factors [T, 1, head_dim]."""
-        return self.cos.index_select(0, positions), self.sin.index_select(0, positions)
+        cos, sin = (table.index_select(0, positions) for table in (self.cos, self.sin))
+        return cos.to(self.dtype), sin.to(self.dtype)
 
 
 def rotate_(x: Tensor, rope: tuple[Tensor, Tensor]) -> None:
