@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from tandem import SamplingParams
-from tandem.drafting import Computed, Proposer
+from tandem.drafting import Computed, Draft, Proposer
 from tandem.drafting.held import MOST_ROWS, HeldStates
-from tandem.drafting.mixture import Method, MixtureProposer
+from tandem.drafting.mixture import Method, MixtureProposer, _Part
+from tandem.drafting.tree import Node, TreeProposer, _Tree
+from tandem.scheduler import Decode
 from tests.engine.builders import make_request
 from tests.engine.heads import make_head
 from tests.engine.policy_world import Guess, World, always_pays, by_whim
@@ -217,3 +219,21 @@ def test_held_states_begin_anew_where_the_text_was_computed_again():
     held.add([Computed(request, 5, [6])], features)
     held.show([request])
     assert reader.shown[-1] == (request.id, 5, [6.0])
+
+
+def test_what_was_not_taken_is_judged_as_far_as_the_text_goes_right_or_wrong():
+    chain = _Part([5, 6, 7], None)
+    assert chain.judged([5, 6]) == (2, [1, 2])
+    assert chain.judged([5, 9]) == (2, [1])
+    assert chain.judged([9]) == (1, [])
+    assert chain.judged([5, 6, 7, 8]) == (3, [1, 2, 3])
+    assert _Part([5, 6, 7], [0, 0, 2]).judged([6]) == (2, [2])
+
+
+def test_a_dynamic_tree_begins_with_its_likeliest_nodes():
+    """What is learnt place by place is learnt of likely and of unlikely ones."""
+    tree = _Tree(0, Decode(make_request([1]), 3))
+    scores = [(1, -1.0, -1), (2, -0.5, -1), (3, -0.6, 1), (4, -5.0, -1)]
+    tree.nodes = [Node(token, score, parent, (), ()) for token, score, parent in scores]
+    draft = TreeProposer._draft(None, Draft([[]], [[]]), [tree])
+    assert (draft.tokens, draft.parents) == ([[2, 3, 1]], [[0, 1, 0]])
