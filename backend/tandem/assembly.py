@@ -73,7 +73,7 @@ def build(config: EngineConfig) -> Parts:
             placement.devices[0], dtype, model.head_dim
         )
         head_dtype = torch.float32 if kernels else dtype
-        guesser = load_guesser(config, model, runners, head_dtype, translation)
+        guesser = load_guesser(config, model, runners, head_dtype, dtype, translation)
         caches = [*runners, *([guesser] if isinstance(guesser, FeatureGuesser) else [])]
         num_blocks = size_pool(config, caches, placement, max_model_len)
         for cache in caches:

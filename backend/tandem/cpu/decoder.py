@@ -1,4 +1,4 @@
-"""A decoder's pass by the kernels: the whole step is one call."""
+"""A pass by the kernels: the whole step is one call."""
 
 from __future__ import annotations
 
@@ -9,39 +9,41 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from tandem.attention.paged import PagedKVCache
 from tandem.attention.plan import Query
 from tandem.cpu.library import load_kernels
+from tandem.cpu.linear import KernelLinear
 from tandem.cpu.structures import Layer, Matrix, Model, Step
-from tandem.models.decoder import Decoder
+from tandem.models.decoder import Decoder, Stack
 from tandem.models.decoder import Layer as DecoderLayer
 from tandem.models.layers import Linear, RMSNorm
 
 Ints = NDArray[np.int32]
 
 
-class KernelDecoder:
-    """A whole decoder with its KV cache. Weights stay where they are: in float32 or bfloat16."""
+class KernelStack:
+    """Layers with their KV cache, norm and head. Weights stay where they are: in float32 or
+    bfloat16."""
 
-    def __init__(self, decoder: Decoder, cache: PagedKVCache) -> None:
-        kernels, config = load_kernels(), decoder.config
+    def __init__(self, stack: Stack, cache: PagedKVCache, first: int = 0) -> None:
+        """first: the layer of the cache where these begin."""
+        kernels, config = load_kernels(), stack.config
         assert kernels is not None
         self.config = config
         self._forward = kernels.tandem_forward
         self._space = ctypes.c_void_p(kernels.tandem_space())
         weakref.finalize(self, kernels.tandem_release, self._space)
         self._block_size = cache.block_size
-        self._bfloat = int(cache.data.dtype == torch.bfloat16)
-        self._kept: list[object] = [decoder, cache]
+        self._kept: list[object] = [stack, cache]
         """What the structures point to."""
-        layers = (Layer * config.num_layers)()
-        for index, layer in enumerate(decoder.layers):
+        layers = (Layer * len(stack.layers))()
+        for index, layer in enumerate(stack.layers):
             assert isinstance(layer, DecoderLayer)
-            layers[index] = self._layer(layer, cache.data[index])
+            layers[index] = self._layer(layer, cache.data[first + index])
         self._model = Model(
-            config.num_layers,
+            len(layers),
             config.hidden_size,
             config.num_heads,
             config.num_kv_heads,
@@ -49,13 +51,14 @@ class KernelDecoder:
             config.intermediate_size,
             cache.block_size,
             1,
+            cache.data.dtype == torch.bfloat16,
             config.norm_eps,
             layers,
-            decoder.embed.weight.data_ptr(),
-            self._vector(decoder.norm),
-            self._table(decoder.rope.cos),
-            self._table(decoder.rope.sin),
-            self._matrix(decoder.head),
+            stack.embed.weight.data_ptr() if isinstance(stack, Decoder) else None,
+            self._vector(stack.norm),
+            self._table(stack.rope.cos),
+            self._table(stack.rope.sin),
+            self._matrix(stack.head),
         )
 
     def _layer(self, layer: DecoderLayer, cache: Tensor) -> Layer:
@@ -72,12 +75,13 @@ class KernelDecoder:
             cache.data_ptr(),
         )
 
-    def _matrix(self, linear: Linear) -> Matrix:
-        bias = None if linear.bias is None else self._table(linear.bias)
-        return Matrix(linear.weight.data_ptr(), bias, *linear.weight.shape)
+    @staticmethod
+    def _matrix(linear: Linear) -> Matrix:
+        assert isinstance(linear.kernel, KernelLinear)
+        return linear.kernel.matrix
 
-    def _vector(self, norm: RMSNorm | None) -> int | None:
-        return None if norm is None else self._table(norm.weight)
+    def _vector(self, norm: nn.Module | None) -> int | None:
+        return self._table(norm.weight) if isinstance(norm, RMSNorm) else None
 
     def _table(self, tensor: Tensor) -> int:
         """Its address as contiguous floats."""
@@ -85,39 +89,57 @@ class KernelDecoder:
         self._kept.append(floats)
         return floats.data_ptr()
 
-    def forward(
+    def forward_tokens(
         self,
         tokens: Sequence[int] | Tensor,
         queries: Sequence[Query],
         rows: Sequence[int] | None,
         taps: Sequence[int] | None,
     ) -> tuple[Tensor, Tensor | None]:
-        """As `ModelRunner.forward_tapped`."""
+        """As `ModelRunner.forward_tapped`; the stack is a decoder."""
         flat = torch.as_tensor(tokens, dtype=torch.int64).contiguous()
-        picked = np.asarray(range(len(flat)) if rows is None else rows, np.int32)
-        logits = torch.empty(len(picked), self.config.vocab_size)
+        step = Step(rows=len(flat), tokens=flat.data_ptr())
+        return self._run(step, queries, rows, taps)
+
+    def forward_states(
+        self,
+        x: Tensor,
+        entry: Tensor,
+        queries: Sequence[Query],
+        rows: Sequence[int] | None,
+        taps: Sequence[int],
+    ) -> tuple[Tensor, Tensor]:
+        """The same from the first layer's input x [T, hidden] and what its attention reads of it,
+        entry [T, columns of qkv]."""
+        x, entry = x.float().contiguous(), entry.float().contiguous()
+        step = Step(rows=len(x), x=x.data_ptr(), entry=entry.data_ptr())
+        logits, features = self._run(step, queries, rows, taps)
+        assert features is not None
+        return logits, features
+
+    def _run(
+        self,
+        step: Step,
+        queries: Sequence[Query],
+        rows: Sequence[int] | None,
+        taps: Sequence[int] | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        picked = np.asarray(range(step.rows) if rows is None else rows, np.int32)
+        logits = torch.empty(len(picked), self._model.head.rows)
         wanted = np.asarray(sorted(taps or ()), np.int32)
         features = None
         if taps is not None:
-            features = torch.empty(len(flat), max(1, len(wanted)) * self.config.hidden_size)
+            features = torch.empty(step.rows, max(1, len(wanted)) * self.config.hidden_size)
+            address = features.data_ptr()
+            step.tapped, step.normed = (address, None) if taps else (None, address)
         records, blocks, parents = self._queries(queries)
-        step = Step(
-            len(flat),
-            len(queries),
-            len(picked),
-            len(wanted),
-            flat.data_ptr(),
-            records.ctypes.data,
-            blocks.ctypes.data,
-            parents.ctypes.data,
-            picked.ctypes.data,
-            wanted.ctypes.data,
-            logits.data_ptr(),
-            features.data_ptr() if features is not None and taps else None,
-            features.data_ptr() if features is not None and not taps else None,
-        )
+        step.queries, step.query = len(queries), records.ctypes.data
+        step.blocks, step.parents = blocks.ctypes.data, parents.ctypes.data
+        step.picked, step.pick = len(picked), picked.ctypes.data
+        step.taps, step.tap = len(wanted), wanted.ctypes.data
+        step.logits = logits.data_ptr()
         self._model.threads = torch.get_num_threads()
-        self._forward(self._model, step, self._space, self._bfloat)
+        self._forward(self._model, step, self._space)
         return logits, features
 
     def _queries(self, queries: Sequence[Query]) -> tuple[Ints, Ints, Ints]:

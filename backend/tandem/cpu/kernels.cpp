@@ -1,6 +1,7 @@
 // A dense decoder's forward pass on CPU cores: every weight is read once, and every key and value
 // of a request once for all rows of its draft tree. Weights and the KV cache are float or bfloat16,
-// arithmetic is float. One parallel region from the tokens to the logits.
+// arithmetic is float. One parallel region from the tokens to the logits; what a draft head makes
+// of tokens and hidden states may stand in the place of tokens.
 //
 // A row's result does not depend, to the last bit, on what is computed beside it: every sum has an
 // order of its own, by columns or by positions in the text, whatever the rows, threads or trees. So
@@ -99,7 +100,7 @@ inline void narrow(float value, uint16_t* to) {  // to the nearest, ties to even
 struct Matrix {
   const void* weight;  // [rows, columns]
   const float* bias;   // [rows] or null
-  int32_t rows, columns;
+  int32_t rows, columns, bfloat;
 };
 
 struct Layer {
@@ -111,10 +112,11 @@ struct Layer {
 
 struct Model {
   int32_t layers, hidden, heads, kv_heads, head_dim, inner, block_size, threads;
+  int32_t bfloat;  // embedding and cache
   float epsilon;
   const Layer* layer;
-  const void* embedding;  // [vocabulary, hidden]
-  const float* final_norm;
+  const void* embedding;    // [vocabulary, hidden] or null, if steps come without tokens
+  const float* final_norm;  // or null: there is none
   const float *cos, *sin;  // [positions, head_dim], the signs folded into sin
   Matrix head;
 };
@@ -127,7 +129,9 @@ struct Query {
 
 struct Step {
   int32_t rows, queries, picked, taps;
-  const int64_t* tokens;    // [rows]
+  const int64_t* tokens;    // [rows] or null: x and entry are given
+  const float* x;           // [rows, hidden] the first layer's input, and...
+  const float* entry;       // ... [rows, its qkv's columns] what its attention reads of it
   const Query* query;       // [queries]
   const int32_t* blocks;    // block tables, one after the other
   const int32_t* parents;   // of trees, one after the other
@@ -163,7 +167,7 @@ struct Space {
   void fit(const Model& model, const Step& step, const Run& run) {
     const size_t rows = std::max(step.rows, step.picked), size = model.head_dim;
     grow(x, rows * model.hidden);
-    grow(normed, rows * model.hidden);
+    grow(normed, rows * std::max(model.hidden, model.layer[0].qkv.columns));
     grow(qkv, rows * (model.heads + 2 * model.kv_heads) * size);
     grow(mixed, rows * model.heads * size);
     grow(gates, rows * 2 * model.inner);
@@ -254,10 +258,9 @@ inline void panel(const float* x, const Matrix& matrix, int begin, int end, floa
   for (; n < end; ++n) tile<W, M, 1>(x, at(n), matrix.columns, bias(n), y + n, matrix.rows);
 }
 
-// y [rows, matrix.rows] = x [rows, columns] by the transposed weight, and the bias: this thread's
-// outputs. More than four rows by two outputs at once do not fit the registers of AVX2.
+// More than four rows by two outputs at once do not fit the registers of AVX2.
 template <class W>
-void multiply(const Matrix& matrix, const float* x, int rows, float* y) {
+void multiply_as(const Matrix& matrix, const float* x, int rows, float* y) {
   const int64_t threads = omp_get_num_threads(), thread = omp_get_thread_num();
   const int groups = (matrix.rows + 3) / 4;
   const int begin = int(groups * thread / threads) * 4;
@@ -272,6 +275,12 @@ void multiply(const Matrix& matrix, const float* x, int rows, float* y) {
     if (rows - m == 2) panel<W, 2, 4>(in(), matrix, from, to, out());
     if (rows - m == 1) panel<W, 1, 4>(in(), matrix, from, to, out());
   }
+}
+
+// y [rows, matrix.rows] = x [rows, columns] by the transposed weight, and the bias: this thread's
+// outputs.
+void multiply(const Matrix& matrix, const float* x, int rows, float* y) {
+  matrix.bfloat ? multiply_as<uint16_t>(matrix, x, rows, y) : multiply_as<float>(matrix, x, rows, y);
 }
 
 // -- rows ---------------------------------------------------------------------------------------
@@ -421,7 +430,10 @@ void add_and_normalize(const Model& model, int rows, const float* from, const fl
   for (int row = 0; row < rows; ++row) {
     float* own = x + row * width;
     for (size_t i = 0; i < width; ++i) own[i] += from[row * width + i];
-    normalize(own, scale, model.hidden, model.epsilon, normed + row * width);
+    if (scale)
+      normalize(own, scale, model.hidden, model.epsilon, normed + row * width);
+    else
+      std::copy_n(own, width, normed + row * width);
   }
 }
 
@@ -451,7 +463,7 @@ void run_layer(const Model& model, const Layer& layer, const float* next, const 
   float* scores = space.scores.data() + size_t(run.scores) * omp_get_thread_num();
   float *x = space.x.data(), *normed = space.normed.data(), *delta = space.delta.data();
   float *qkv = space.qkv.data(), *mixed = space.mixed.data();
-  multiply<W>(layer.qkv, normed, rows, qkv);
+  multiply(layer.qkv, normed, rows, qkv);
 #pragma omp barrier
 #pragma omp for schedule(static)
   for (int row = 0; row < rows; ++row)
@@ -460,24 +472,29 @@ void run_layer(const Model& model, const Layer& layer, const float* next, const 
   for (int task = 0; task < int(run.tasks.size()) * model.kv_heads; ++task)
     attend<W>(model, layer, step, run, run.tasks[task / model.kv_heads], task % model.kv_heads,
               qkv, mixed, scores);
-  multiply<W>(layer.out, mixed, rows, delta);
+  multiply(layer.out, mixed, rows, delta);
 #pragma omp barrier
   add_and_normalize(model, rows, delta, layer.post_norm, x, normed);
-  multiply<W>(layer.gate_up, normed, rows, space.gates.data());
+  multiply(layer.gate_up, normed, rows, space.gates.data());
 #pragma omp barrier
   activate(model, rows, space.gates.data(), space.inner.data());
-  multiply<W>(layer.down, space.inner.data(), rows, delta);
+  multiply(layer.down, space.inner.data(), rows, delta);
 #pragma omp barrier
   add_and_normalize(model, rows, delta, next, x, normed);
 }
 
-// The tokens' rows of the embedding, and their norm.
+// The tokens' rows of the embedding, and their norm; or what is given in their place.
 template <class W>
-void embed(const Model& model, const Step& step, float* x, float* normed) {
-  const size_t width = model.hidden;
+void enter(const Model& model, const Step& step, float* x, float* normed) {
+  const size_t width = model.hidden, entered = model.layer[0].qkv.columns;
   const W* table = static_cast<const W*>(model.embedding);
 #pragma omp for schedule(static)
   for (int row = 0; row < step.rows; ++row) {
+    if (!step.tokens) {
+      std::copy_n(step.x + row * width, width, x + row * width);
+      std::copy_n(step.entry + row * entered, entered, normed + row * entered);
+      continue;
+    }
     widen(table + step.tokens[row] * width, model.hidden, x + row * width);
     normalize(x + row * width, model.layer[0].input_norm, model.hidden, model.epsilon,
               normed + row * width);
@@ -485,7 +502,6 @@ void embed(const Model& model, const Step& step, float* x, float* normed) {
 }
 
 // The logits of the picked rows, and all rows after the last norm where they are wanted.
-template <class W>
 void finish(const Model& model, const Step& step, Space& space) {
   const size_t width = model.hidden;
 #pragma omp for schedule(static)
@@ -494,7 +510,7 @@ void finish(const Model& model, const Step& step, Space& space) {
 #pragma omp for schedule(static)
   for (int i = 0; i < step.picked; ++i)
     std::copy_n(&space.normed[step.pick[i] * width], width, &space.delta[i * width]);
-  multiply<W>(model.head, space.delta.data(), step.picked, step.logits);
+  multiply(model.head, space.delta.data(), step.picked, step.logits);
 }
 
 template <class W>
@@ -503,7 +519,7 @@ void forward(const Model& model, const Step& step, Space& space) {
   space.fit(model, step, run);
 #pragma omp parallel num_threads(model.threads)
   {
-    embed<W>(model, step, space.x.data(), space.normed.data());
+    enter<W>(model, step, space.x.data(), space.normed.data());
     for (int index = 0; index < model.layers; ++index) {
       keep_taps(model, step, index, space.x.data());
       const bool last = index + 1 == model.layers;
@@ -511,7 +527,7 @@ void forward(const Model& model, const Step& step, Space& space) {
       run_layer<W>(model, model.layer[index], next, step, run, space);
     }
     keep_taps(model, step, model.layers, space.x.data());
-    finish<W>(model, step, space);
+    finish(model, step, space);
   }
 }
 
@@ -521,13 +537,12 @@ extern "C" {
 void* tandem_space() { return new Space; }
 void tandem_release(void* space) { delete static_cast<Space*>(space); }
 // y [rows, matrix.rows] = x [rows, matrix.columns] by the transposed weight, and the bias.
-void tandem_multiply(const Matrix* matrix, const float* x, int rows, float* y, int threads,
-                     int bfloat) {
+void tandem_multiply(const Matrix* matrix, const float* x, int rows, float* y, int threads) {
 #pragma omp parallel num_threads(threads)
-  bfloat ? multiply<uint16_t>(*matrix, x, rows, y) : multiply<float>(*matrix, x, rows, y);
+  multiply(*matrix, x, rows, y);
 }
-void tandem_forward(const Model* model, const Step* step, void* space, int bfloat) {
-  bfloat ? forward<uint16_t>(*model, *step, *static_cast<Space*>(space))
-       : forward<float>(*model, *step, *static_cast<Space*>(space));
+void tandem_forward(const Model* model, const Step* step, void* space) {
+  model->bfloat ? forward<uint16_t>(*model, *step, *static_cast<Space*>(space))
+                : forward<float>(*model, *step, *static_cast<Space*>(space));
 }
 }

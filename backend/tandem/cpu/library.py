@@ -39,8 +39,8 @@ def load_kernels() -> ctypes.CDLL | None:
     matrix, model, step = (ctypes.POINTER(kind) for kind in (Matrix, Model, Step))
     library.tandem_space.restype = pointer
     library.tandem_release.argtypes = (pointer,)
-    library.tandem_forward.argtypes = (model, step, pointer, number)
-    library.tandem_multiply.argtypes = (matrix, pointer, number, pointer, number, number)
+    library.tandem_forward.argtypes = (model, step, pointer)
+    library.tandem_multiply.argtypes = (matrix, pointer, number, pointer, number)
     for name in ("tandem_release", "tandem_forward", "tandem_multiply"):
         getattr(library, name).restype = None
     return library

@@ -17,29 +17,31 @@ class KernelLinear:
 
     def __init__(self, kernels: ctypes.CDLL, weight: Tensor, bias: Tensor | None) -> None:
         self._multiply = kernels.tandem_multiply
-        self._weight = weight.detach()
-        self._bias = None if bias is None else bias.detach().float().contiguous()
-        address = None if self._bias is None else self._bias.data_ptr()
-        self._matrix = Matrix(self._weight.data_ptr(), address, *weight.shape)
-        self._bfloat = int(weight.dtype == torch.bfloat16)
+        self.weight = weight.detach()
+        self.bias = None if bias is None else bias.detach().float().contiguous()
+        address = None if self.bias is None else self.bias.data_ptr()
+        bfloat = weight.dtype == torch.bfloat16
+        self.matrix = Matrix(self.weight.data_ptr(), address, *weight.shape, bfloat)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., columns] to [..., rows], in the dtype of x."""
-        width, height = self._matrix.columns, self._matrix.rows
+        width, height = self.matrix.columns, self.matrix.rows
         if x.shape[-1] != width:
             raise ValueError(f"x has {x.shape[-1]} columns, the weight {width}")
         floats = x.float().contiguous()
         y = torch.empty(*x.shape[:-1], height)
         count, threads = floats.numel() // width, torch.get_num_threads()
-        self._multiply(self._matrix, floats.data_ptr(), count, y.data_ptr(), threads, self._bfloat)
+        self._multiply(self.matrix, floats.data_ptr(), count, y.data_ptr(), threads)
         return y.to(x.dtype)
 
 
-def use_kernels(model: nn.Module) -> None:
-    """Has a CPU model's linear layers run by the kernels, where there are any."""
+def use_kernels(model: nn.Module, stored: torch.dtype) -> None:
+    """Has a CPU model's linear layers run by the kernels, where there are any, from weights in the
+    format `stored`."""
     kernels = load_kernels()
-    if kernels is None:
+    if kernels is None or stored not in STORED:
         return
     for module in model.modules():
-        if isinstance(module, Linear) and module.weight.dtype in STORED:
+        if isinstance(module, Linear) and module.kernel is None:
+            module.weight.data = module.weight.data.to(stored)
             module.kernel = KernelLinear(kernels, module.weight, module.bias)

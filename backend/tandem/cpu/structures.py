@@ -11,6 +11,7 @@ class Matrix(Structure):
         ("bias", c_void_p),
         ("rows", c_int32),
         ("columns", c_int32),
+        ("bfloat", c_int32),
     )
 
 
@@ -31,7 +32,7 @@ class Layer(Structure):
 
 
 class Model(Structure):
-    """A decoder."""
+    """A decoder, or the layers of a draft head."""
 
     _fields_ = (
         ("layers", c_int32),
@@ -42,6 +43,7 @@ class Model(Structure):
         ("inner", c_int32),
         ("block_size", c_int32),
         ("threads", c_int32),
+        ("bfloat", c_int32),
         ("epsilon", c_float),
         ("layer", POINTER(Layer)),
         ("embedding", c_void_p),
@@ -61,6 +63,8 @@ class Step(Structure):
         ("picked", c_int32),
         ("taps", c_int32),
         ("tokens", c_void_p),
+        ("x", c_void_p),
+        ("entry", c_void_p),
         ("query", c_void_p),
         ("blocks", c_void_p),
         ("parents", c_void_p),

@@ -60,9 +60,11 @@ def load_guesser(
     model: ModelConfig,
     runners: Sequence[Runner],
     dtype: torch.dtype,
+    stored: torch.dtype,
     translation: Translation | None,
 ) -> Guesser | None:
-    """The model that guesses, where the method has one."""
+    """The model that guesses, where the method has one. A head computes in `dtype`; where the
+    kernels multiply, its weights are kept as `stored`."""
     if config.method == "draft_model":
         runner = runners[-1]
         between = translation and translation.to(runner.device)
@@ -80,7 +82,7 @@ def load_guesser(
         ) from None
     if device.type == "cpu":
         for one in made:
-            use_kernels(one)
+            use_kernels(one, stored)
     first, *more = made
     if isinstance(first, Medusa | MlpSpeculator):
         return first

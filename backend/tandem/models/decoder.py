@@ -80,31 +80,96 @@ class MLP(nn.Module):
 class Layer(nn.Module):
     """Pre-norm residual layer."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: ModelConfig, dtype: torch.dtype, input_width: int | None = None
+    ) -> None:
+        """input_width: as of `SelfAttention`."""
         super().__init__()
         self.input_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype)
-        self.attention = SelfAttention(config, dtype)
+        self.attention = SelfAttention(config, dtype, input_width)
         self.post_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype)
         self.mlp = MLP(config, dtype)
 
     def forward(
-        self, layer: int, x: Tensor, rope: tuple[Tensor, Tensor], attention: Attention
+        self,
+        layer: int,
+        x: Tensor,
+        normed: Tensor,
+        rope: tuple[Tensor, Tensor],
+        attention: Attention,
     ) -> Tensor:
-        x = x + self.attention(layer, self.input_norm(x), rope, attention)
+        """x [T, hidden], and what attention reads of it."""
+        x = x + self.attention(layer, normed, rope, attention)
         return x + self.mlp(self.post_norm(x))
 
 
-class Decoder(nn.Module):
-    """Embedding, layers, final norm and head."""
+class Stack(nn.Module):
+    """Layers, the norm behind them and a head."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        head: Linear,
+        input_width: int | None = None,
+    ) -> None:
+        """input_width: of what the first layer's q, k and v are made from."""
         super().__init__()
         self.config = config
-        self.embed = Embedding(config.vocab_size, config.hidden_size, dtype)
-        self.layers = nn.ModuleList(Layer(config, dtype) for _ in range(config.num_layers))
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype)
-        self.head = Linear(config.hidden_size, config.vocab_size, False, dtype)
+        widths = [input_width, *[None] * (config.num_layers - 1)]
+        self.layers = nn.ModuleList(Layer(config, dtype, width) for width in widths)
+        self.norm: nn.Module = RMSNorm(config.hidden_size, config.norm_eps, dtype)
+        self.head = head
         self.rope = RotaryTable(config, dtype)
+
+    @property
+    def input_norm(self) -> nn.Module:
+        """The first layer's."""
+        first = self.layers[0]
+        assert isinstance(first, Layer)
+        return first.input_norm
+
+    def run(
+        self,
+        x: Tensor,
+        normed: Tensor,
+        positions: Tensor,
+        attention: Attention,
+        tap: Callable[[int, Tensor], None] | None = None,
+        first: int = 0,
+    ) -> Tensor:
+        """x [T, hidden], what the first layer's attention reads of it, and positions [T] to what
+        the last layer gives, [T, hidden], before the norm.
+
+        tap is shown the input of every layer; what the last one gives is that of one more. first:
+        the layer of the KV cache where these begin.
+        """
+        rope = self.rope(positions)
+        for index, layer in enumerate(self.layers):
+            if tap is not None:
+                tap(index, x)
+            assert isinstance(layer, Layer)
+            if index:
+                normed = layer.input_norm(x)
+            x = layer(first + index, x, normed, rope, attention)
+        if tap is not None:
+            tap(len(self.layers), x)
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, hidden], normed, to float32 [R, vocab]."""
+        if hidden.shape[0] == 0:
+            return hidden.new_empty((0, self.config.vocab_size), dtype=torch.float32)
+        return self.head(hidden).float()
+
+
+class Decoder(Stack):
+    """A whole model."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+        head = Linear(config.hidden_size, config.vocab_size, False, dtype)
+        super().__init__(config, dtype, head)
+        self.embed = Embedding(config.vocab_size, config.hidden_size, dtype)
 
     def forward(
         self,
@@ -113,22 +178,7 @@ class Decoder(nn.Module):
         attention: Attention,
         tap: Callable[[int, Tensor], None] | None = None,
     ) -> Tensor:
-        """tokens, positions [T] to final hidden states [T, hidden], after the last norm.
-
-        tap is shown the input of every layer; what the last one gives is that of one more.
-        """
+        """tokens, positions [T] to final hidden states [T, hidden], after the last norm."""
         x = self.embed(tokens)
-        rope = self.rope(positions)
-        for index, layer in enumerate(self.layers):
-            if tap is not None:
-                tap(index, x)
-            x = layer(index, x, rope, attention)
-        if tap is not None:
-            tap(len(self.layers), x)
-        return self.norm(x)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[R, hidden] to float32 [R, vocab]."""
-        if hidden.shape[0] == 0:
-            return hidden.new_empty((0, self.config.vocab_size), dtype=torch.float32)
-        return self.head(hidden).float()
+        made: Tensor = self.norm(self.run(x, self.input_norm(x), positions, attention, tap))
+        return made

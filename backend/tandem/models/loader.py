@@ -101,7 +101,7 @@ def load_decoder(
         model.head.weight.data.copy_(model.embed.weight.data)
     model.to(device).eval()
     if device.type == "cpu":
-        use_kernels(model)
+        use_kernels(model, dtype)
     return model
 
 

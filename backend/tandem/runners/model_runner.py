@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tandem.attention.paged import PagedKVCache, kv_block_bytes
 from tandem.attention.plan import Query
-from tandem.cpu.decoder import KernelDecoder
+from tandem.cpu.decoder import KernelStack
 from tandem.cpu.library import has_kernels
 from tandem.models.config import ModelConfig
 from tandem.models.loader import load_decoder
@@ -38,14 +38,14 @@ class ModelRunner:
         self.device = device
         self.shard = shard
         self.model = load_decoder(folder, config, dtype, device, shard)
-        self.by_kernels: KernelDecoder | None = None
+        self.by_kernels: KernelStack | None = None
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
         """Makes the KV cache."""
         local = local_config(self.config, self.shard)
         self.cache = PagedKVCache(local, num_blocks, block_size, self.dtype, self.device)
         if self.shard == WHOLE and has_kernels(self.device, self.dtype, self.config.head_dim):
-            self.by_kernels = KernelDecoder(self.model, self.cache)
+            self.by_kernels = KernelStack(self.model, self.cache)
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes of KV a block takes."""
@@ -75,7 +75,7 @@ class ModelRunner:
         """As `forward`; with `taps` the hidden states [T, width] too: the inputs of these layers
         side by side, or without any the last layer's output after the norm."""
         if self.by_kernels is not None:
-            return self.by_kernels.forward(tokens, queries, rows, taps)
+            return self.by_kernels.forward_tokens(tokens, queries, rows, taps)
         flat = torch.as_tensor(tokens, dtype=torch.int64, device=self.device)
         attention = self.cache.plan(queries)
         inputs: list[Tensor] = []

@@ -3,34 +3,30 @@ token's embedding; the target's own head reads it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from tandem.drafting.heads.checkpoint import Head, Place, fill, layer_config, layer_places
+from tandem.drafting.heads.feature_head import FeatureHead
 from tandem.drafting.heads.target import Tables
 from tandem.models.config import ModelConfig
-from tandem.models.decoder import Attention, Layer
-from tandem.models.layers import Embedding, Linear, RotaryTable
+from tandem.models.layers import Embedding, Linear
 
 
-class Eagle(nn.Module):
+class Eagle(FeatureHead):
     """The published layout: fc over [embedding, hidden], `layers.0` without an input norm."""
 
-    taps: tuple[int, ...] = ()
-
     def __init__(self, head: Head, target: ModelConfig, tables: Tables, dtype: torch.dtype) -> None:
-        super().__init__()
         config = layer_config(head, target)
-        self.config = config
-        self.tables = tables
+        super().__init__(config, dtype, tables.head)
         bias = "fc.bias" in head.tensors
         self.fc = Linear(2 * config.hidden_size, config.hidden_size, bias, dtype)
-        self.layer = Layer(config, dtype)
-        self.layer.input_norm = nn.Identity()  # type: ignore[assignment]
-        self.rope = RotaryTable(config, dtype)
-        places = layer_places(config, "layers.0", "layer") | {
+        self.norm = self.layers[0].input_norm = nn.Identity()
+        places = layer_places(config, "layers.0", "layers.0") | {
             "fc.weight": Place("fc.weight"),
-            "layers.0.post_attention_layernorm.weight": Place("layer.post_norm.weight"),
+            "layers.0.post_attention_layernorm.weight": Place("layers.0.post_norm.weight"),
         }
         if bias:
             places["fc.bias"] = Place("fc.bias")
@@ -40,15 +36,8 @@ class Eagle(nn.Module):
             places["embed_tokens.weight"] = Place("embed.weight")
         fill(self, head, places)
 
-    def fuse(self, features: Tensor) -> Tensor:
-        return features
-
-    def step(
-        self, tokens: Tensor, hidden: Tensor, positions: Tensor, attention: Attention
+    def enter(
+        self, tokens: Tensor, hidden: Tensor, beginnings: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
         x = self.fc(torch.cat([self.embed(tokens), hidden], -1))
-        out: Tensor = self.layer(0, x, self.rope(positions), attention)
-        return out, out
-
-    def logits(self, output: Tensor) -> Tensor:
-        return self.tables.head(output).float()
+        return x, x

@@ -3,6 +3,7 @@ target, fused; a vocabulary of its own, mapped to the target's."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,36 +17,11 @@ from tandem.drafting.heads.checkpoint import (
     layer_places,
     tensor,
 )
-from tandem.drafting.heads.features import Mask
+from tandem.drafting.heads.feature_head import FeatureHead, Mask
 from tandem.drafting.heads.target import Tables
 from tandem.errors import CheckpointError
 from tandem.models.config import ModelConfig
-from tandem.models.decoder import MLP, Attention, Layer, SelfAttention
-from tandem.models.layers import Embedding, Linear, RMSNorm, RotaryTable
-
-
-class _FirstLayer(nn.Module):
-    """A layer whose attention reads [normed embedding, normed hidden]."""
-
-    def __init__(self, config: ModelConfig, norm_before_residual: bool, dtype: torch.dtype) -> None:
-        super().__init__()
-        size, eps = config.hidden_size, config.norm_eps
-        self.norm_before_residual = norm_before_residual
-        self.input_norm = RMSNorm(size, eps, dtype)
-        self.hidden_norm = RMSNorm(size, eps, dtype)
-        self.post_norm = RMSNorm(size, eps, dtype)
-        self.attention = SelfAttention(config, dtype, 2 * size)
-        self.mlp = MLP(config, dtype)
-
-    def forward(
-        self, embedded: Tensor, hidden: Tensor, rope: tuple[Tensor, Tensor], attention: Attention
-    ) -> Tensor:
-        normed = self.hidden_norm(hidden)
-        both = torch.cat([self.input_norm(embedded), normed], -1)
-        residual = normed if self.norm_before_residual else hidden
-        x: Tensor = residual + self.attention(0, both, rope, attention)
-        x = x + self.mlp(self.post_norm(x))
-        return x
+from tandem.models.layers import Embedding, Linear, RMSNorm
 
 
 class _Norms(nn.Module):
@@ -68,27 +44,25 @@ class _Norms(nn.Module):
         return torch.cat([norm(part) for norm, part in zip(self.parts, chunks, strict=True)], -1)
 
 
-class Eagle3(nn.Module):
+class Eagle3(FeatureHead):
     """The published layout (`midlayer.*`) and that of speculators (`layers.0.*`), which may have
-    more layers and, with `mask_hidden`, guess all tokens at once (P-EAGLE)."""
+    more layers and, with `mask_hidden`, guess all tokens at once (P-EAGLE). The first layer's
+    attention reads [normed embedding, normed hidden]."""
 
     def __init__(self, head: Head, target: ModelConfig, tables: Tables, dtype: torch.dtype) -> None:
-        super().__init__()
         config = layer_config(head, target, int(head.config.get("num_hidden_layers") or 1))
         size, eps = config.hidden_size, config.norm_eps
-        self.config = config
+        own_vocab = int(head.config.get("draft_vocab_size") or target.vocab_size)
+        own_head = Linear(size, own_vocab, False, dtype)
+        super().__init__(config, dtype, own_head, 2 * size)
         self.taps = _taps(head, target)
         flags = _Flags.of(head)
         self.norm_output = flags.norm_output
+        self.norm_before_residual = flags.norm_before_residual
         width = len(self.taps) * target.hidden_size
         self.norms = _Norms(flags.fc_norms, len(self.taps), target.hidden_size, eps, dtype)
         self.fc = Linear(width, size, False, dtype)
-        self.first = _FirstLayer(config, flags.norm_before_residual, dtype)
-        self.later = nn.ModuleList(Layer(config, dtype) for _ in range(config.num_layers - 1))
-        self.norm = RMSNorm(size, eps, dtype)
-        self.rope = RotaryTable(config, dtype)
-        own_vocab = int(head.config.get("draft_vocab_size") or target.vocab_size)
-        self.head = Linear(size, own_vocab, False, dtype)
+        self.hidden_norm = RMSNorm(size, eps, dtype)
         self.embed: nn.Module = tables.embed
         self.owns_embedding = "embed_tokens.weight" in head.tensors or size != target.hidden_size
         embedded = target.vocab_size
@@ -102,23 +76,19 @@ class Eagle3(nn.Module):
         self.mask = _mask(head, width, embedded)
 
     def _places(self, head: Head) -> dict[str, Place]:
-        first = "midlayer" if "midlayer.mlp.up_proj.weight" in head.tensors else "layers.0"
-        places = layer_places(self.config, first, "first")
-        names = {
-            "fc": "fc",
-            "norm": "norm",
-            "lm_head": "head",
-            f"{first}.hidden_norm": "first.hidden_norm",
-            f"{first}.input_layernorm": "first.input_norm",
-            f"{first}.post_attention_layernorm": "first.post_norm",
-        }
+        midlayer = "midlayer.mlp.up_proj.weight" in head.tensors
+        names = {"fc": "fc", "norm": "norm", "lm_head": "head"}
         if self.owns_embedding:
             names["embed_tokens"] = "embed"
-        for index in range(len(self.later)):
-            theirs, ours = f"layers.{index + 1}", f"later.{index}"
+        places: dict[str, Place] = {}
+        for index in range(len(self.layers)):
+            ours = f"layers.{index}"
+            theirs = "midlayer" if midlayer and not index else ours
             places |= layer_places(self.config, theirs, ours)
             names[f"{theirs}.input_layernorm"] = f"{ours}.input_norm"
             names[f"{theirs}.post_attention_layernorm"] = f"{ours}.post_norm"
+            if not index:
+                names[f"{theirs}.hidden_norm"] = "hidden_norm"
         norms = {name: Place(f"norms.parts.{i}.weight") for i, name in enumerate(self.norms.names)}
         return places | norms | {f"{a}.weight": Place(f"{b}.weight") for a, b in names.items()}
 
@@ -126,22 +96,18 @@ class Eagle3(nn.Module):
         fused: Tensor = self.fc(self.norms(features))
         return fused
 
-    def step(
-        self, tokens: Tensor, hidden: Tensor, positions: Tensor, attention: Attention
+    def enter(
+        self, tokens: Tensor, hidden: Tensor, beginnings: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
-        rope = self.rope(positions)
-        x: Tensor = self.first(self.embed(tokens), hidden, rope, attention)
-        for index, layer in enumerate(self.later, 1):
-            x = layer(index, x, rope, attention)
-        normed = self.norm(x)
-        return normed, normed if self.norm_output else x
+        normed = self.hidden_norm(hidden)
+        both = torch.cat([self.input_norm(self.embed(tokens)), normed], -1)
+        return normed if self.norm_before_residual else hidden, both
 
-    def logits(self, output: Tensor) -> Tensor:
-        own = self.head(output).float()
+    def spread(self, logits: Tensor) -> Tensor:
         if self.token_ids is None:
-            return own
-        logits = own.new_full((own.shape[0], self.vocab_size), -torch.inf)
-        return logits.index_copy_(1, self.token_ids, own)
+            return logits
+        spread = logits.new_full((logits.shape[0], self.vocab_size), -torch.inf)
+        return spread.index_copy_(1, self.token_ids, logits)
 
 
 class _Flags(NamedTuple):

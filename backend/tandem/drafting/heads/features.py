@@ -9,7 +9,7 @@ the accepted tokens, their rows are written again, from true hidden states.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,42 +19,10 @@ from tandem.attention.paged import PagedKVCache, kv_block_bytes
 from tandem.attention.plan import Query
 from tandem.drafting import Computed
 from tandem.drafting.draft_model import level_query
+from tandem.drafting.heads.feature_head import FeatureHead, HeadRunner, Mask
 from tandem.drafting.steps import Level, depth
-from tandem.models.config import ModelConfig
-from tandem.models.decoder import Attention
 from tandem.request import Request
 from tandem.scheduler import Decode
-
-
-class Mask(NamedTuple):
-    """Stands for a token yet to be guessed (P-EAGLE)."""
-
-    token: int
-    features: Tensor
-    """[width] in the place of the target's hidden states."""
-
-
-class FeatureHead(Protocol):
-    """A head's mathematics."""
-
-    config: ModelConfig
-    """Of its layer."""
-    taps: tuple[int, ...]
-
-    def fuse(self, features: Tensor) -> Tensor:
-        """The target's hidden states [T, width] as the head takes them [T, hidden]."""
-        ...
-
-    def step(
-        self, tokens: Tensor, hidden: Tensor, positions: Tensor, attention: Attention
-    ) -> tuple[Tensor, Tensor]:
-        """tokens, positions [T], hidden [T, hidden] to what logits are made from and what stands
-        for the hidden state in the next step, both [T, hidden]."""
-        ...
-
-    def logits(self, output: Tensor) -> Tensor:
-        """[R, hidden] to float32 [R, V] over the target's vocabulary."""
-        ...
 
 
 class _State(NamedTuple):
@@ -73,20 +41,24 @@ class FeatureGuesser:
 
     def __init__(self, head: FeatureHead, dtype: torch.dtype, device: torch.device) -> None:
         self.head = head
+        self.config = head.config
+        """The shape of its KV cache."""
         self.dtype = dtype
         self.device = device
         self.taps: tuple[int, ...] | None = head.taps
         self.max_depth = head.config.max_position
+        self.runner: HeadRunner
         self._states: WeakKeyDictionary[Request, _State] = WeakKeyDictionary()
         self._hidden: Tensor  # of the last level, a row a node
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes of KV a block takes."""
-        return kv_block_bytes(self.head.config, self.dtype, block_size)
+        return kv_block_bytes(self.config, self.dtype, block_size)
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
         """Makes the KV cache."""
-        self.cache = PagedKVCache(self.head.config, num_blocks, block_size, self.dtype, self.device)
+        self.cache = PagedKVCache(self.config, num_blocks, block_size, self.dtype, self.device)
+        self.runner = HeadRunner(self.head, self.cache)
 
     @torch.inference_mode()
     def absorb(self, computed: Sequence[Computed], features: Tensor) -> None:
@@ -101,25 +73,21 @@ class FeatureGuesser:
         rows_of_all = torch.tensor([row for one in computed for row in one.rows])
         hidden = self.head.fuse(features.index_select(0, rows_of_all.to(features.device)))
         queries = [Query(one.request.blocks, one.start, len(one.rows)) for one in computed]
-        output, recurrent = self._read(tokens, hidden, queries)
-        logits = self.head.logits(output[ends])
+        logits, recurrent = self._read(tokens, hidden, queries, ends)
         for row, (one, end) in enumerate(zip(computed, ends, strict=True)):
             one.request.draft_computed = one.start + len(one.rows)
             length = one.request.draft_computed + 1
             self._states[one.request] = _State(length, logits[row], recurrent[end])
 
     def _read(
-        self, tokens: Sequence[int], hidden: Tensor, queries: Sequence[Query]
+        self,
+        tokens: Sequence[int],
+        hidden: Tensor,
+        queries: Sequence[Query],
+        rows: Sequence[int],
     ) -> tuple[Tensor, Tensor]:
-        """Runs over rows of the texts."""
-        return self._step(tokens, hidden, queries)
-
-    def _step(
-        self, tokens: Sequence[int], hidden: Tensor, queries: Sequence[Query]
-    ) -> tuple[Tensor, Tensor]:
-        attention = self.cache.plan(queries)
-        flat = torch.tensor(tokens, dtype=torch.int64, device=self.device)
-        return self.head.step(flat, hidden, attention.layout.positions, attention)
+        """Runs over rows of the texts, as `HeadRunner.step`."""
+        return self.runner.step(tokens, hidden, queries, rows)
 
     def begin(self, decodes: Sequence[Decode]) -> tuple[list[int], Tensor]:
         """What `absorb` has left."""
@@ -134,8 +102,8 @@ class FeatureGuesser:
     @torch.inference_mode()
     def extend(self, levels: Sequence[Level]) -> Tensor:
         """Feeds the new nodes, each with the output of the one it was chosen from."""
-        output, self._hidden = self._step(*self._level_rows(levels))
-        return self.head.logits(output)
+        logits, self._hidden = self.runner.step(*self._level_rows(levels))
+        return logits
 
     def _level_rows(self, levels: Sequence[Level]) -> tuple[list[int], Tensor, list[Query]]:
         """Tokens of the new nodes, what their origins handed on, and where they go."""
@@ -174,8 +142,7 @@ class ParallelGuesser(FeatureGuesser):
                 rows += lookahead - 1
         if rows:
             hidden = self.head.fuse(self.mask.features[None]).expand(rows, -1)
-            output, _ = self._step([self.mask.token] * rows, hidden, queries)
-            self._masked = self.head.logits(output)
+            self._masked, _ = self.runner.step([self.mask.token] * rows, hidden, queries)
         return ready, logits
 
     def extend(self, levels: Sequence[Level]) -> Tensor:

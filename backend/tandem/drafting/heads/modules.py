@@ -10,12 +10,14 @@ whose turn is over.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from tandem.attention.plan import Query
-from tandem.drafting.heads.features import FeatureGuesser, FeatureHead
+from tandem.drafting.heads.feature_head import FeatureHead, HeadRunner
+from tandem.drafting.heads.features import FeatureGuesser
 from tandem.drafting.steps import Level, depth
 
 
@@ -27,7 +29,9 @@ class ModulesGuesser(FeatureGuesser):
     ) -> None:
         super().__init__(heads[0], dtype, device)
         self.heads = heads
+        self.config = replace(self.head.config, num_layers=len(heads))
         self.max_depth = len(heads)
+        self.runners: list[HeadRunner]
         self._made: Tensor
         """[modules - 1, slots, hidden] what each module made of each row: a text that goes on from
         cached blocks begins with what lies before them."""
@@ -38,24 +42,24 @@ class ModulesGuesser(FeatureGuesser):
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
         super().allocate(num_blocks, block_size)
+        self.runners = [HeadRunner(head, self.cache, i) for i, head in enumerate(self.heads)]
         shape = (len(self.heads) - 1, num_blocks * block_size, self.head.config.hidden_size)
         self._made = torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     def _read(
-        self, tokens: Sequence[int], hidden: Tensor, queries: Sequence[Query]
+        self,
+        tokens: Sequence[int],
+        hidden: Tensor,
+        queries: Sequence[Query],
+        rows: Sequence[int],
     ) -> tuple[Tensor, Tensor]:
-        attention = self.cache.plan(queries)
-        flat = torch.tensor(tokens, dtype=torch.int64, device=self.device)
-        layout, made = attention.layout, list[Tensor]()
-        first: Tensor | None = None
-        for index, head in enumerate(self.heads):
-            if index:
-                hidden = self._of_rows_before(index - 1, made[-1], queries)
-            output, recurrent = head.step(flat, hidden, layout.positions, attention)
-            first = output if first is None else first
-            made.append(recurrent)
-        assert first is not None
-        self._made.index_copy_(1, layout.slots, torch.stack(made[:-1]))
+        first, recurrent = self.runners[0].step(tokens, hidden, queries, rows)
+        made = [recurrent]
+        for index, runner in enumerate(self.runners[1:]):
+            before = self._of_rows_before(index, made[-1], queries)
+            made.append(runner.step(tokens, before, queries, [])[1])
+        slots = torch.tensor([self._slot(q, q.start + i) for q in queries for i in range(q.length)])
+        self._made.index_copy_(1, slots.to(self.device), torch.stack(made[:-1]))
         return first, torch.stack(made, 1)
 
     def _of_rows_before(self, module: int, made: Tensor, queries: Sequence[Query]) -> Tensor:
@@ -76,17 +80,10 @@ class ModulesGuesser(FeatureGuesser):
     def extend(self, levels: Sequence[Level]) -> Tensor:
         """The next module guesses; those behind it read the new nodes too."""
         tokens, hidden, queries = self._level_rows(levels)
-        attention = self.cache.plan(queries)
-        flat = torch.tensor(tokens, dtype=torch.int64, device=self.device)
         turn = depth(levels[0])
         made = torch.zeros_like(hidden)
-        logits: Tensor | None = None
-        for index in range(turn, len(self.heads)):
-            head = self.heads[index]
-            output, made[:, index] = head.step(
-                flat, hidden[:, index - 1], attention.layout.positions, attention
-            )
-            logits = head.logits(output) if logits is None else logits
+        logits, made[:, turn] = self.runners[turn].step(tokens, hidden[:, turn - 1], queries)
+        for index in range(turn + 1, len(self.heads)):
+            _, made[:, index] = self.runners[index].step(tokens, hidden[:, index - 1], queries, [])
         self._hidden = made
-        assert logits is not None
         return logits

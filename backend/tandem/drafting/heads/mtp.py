@@ -6,14 +6,16 @@ One module guesses every token, feeding on itself; of several, each guesses one 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tandem.drafting.heads.checkpoint import Head, Place, fill, layer_config, layer_places
+from tandem.drafting.heads.feature_head import FeatureHead
 from tandem.drafting.heads.target import Tables
 from tandem.models.config import ModelConfig
-from tandem.models.decoder import Attention, Layer
-from tandem.models.layers import Linear, RMSNorm, RotaryTable
+from tandem.models.layers import Linear, RMSNorm
 
 PREFIX = "model.mtp_layers."
 
@@ -24,49 +26,37 @@ def count_modules(head: Head) -> int:
     return max(1, len(places))
 
 
-class Mtp(nn.Module):
+class Mtp(FeatureHead):
     """`model.mtp_layers.{index}.*`."""
-
-    taps: tuple[int, ...] = ()
 
     def __init__(
         self, head: Head, target: ModelConfig, tables: Tables, dtype: torch.dtype, index: int = 0
     ) -> None:
-        super().__init__()
-        config = layer_config(head, target, count_modules(head))
-        self.index = index
+        config = layer_config(head, target)
+        super().__init__(config, dtype, tables.head)
         size, eps = config.hidden_size, config.norm_eps
-        self.config = config
-        self.tables = tables
+        self.embed = tables.embed
         self.token_norm = RMSNorm(size, eps, dtype)
         self.hidden_norm = RMSNorm(size, eps, dtype)
         self.project = Linear(2 * size, size, False, dtype)
-        self.layer = Layer(config, dtype)
-        self.norm = RMSNorm(size, eps, dtype)
-        self.rope = RotaryTable(config, dtype)
         names = {
             "token_layernorm": "token_norm",
             "hidden_layernorm": "hidden_norm",
             "input_proj": "project",
-            "input_layernorm": "layer.input_norm",
-            "post_attention_layernorm": "layer.post_norm",
+            "input_layernorm": "layers.0.input_norm",
+            "post_attention_layernorm": "layers.0.post_norm",
             "final_layernorm": "norm",
         }
         prefix = f"{PREFIX}{index}"
         places = {f"{prefix}.{a}.weight": Place(f"{b}.weight") for a, b in names.items()}
-        fill(self, head, places | layer_places(config, prefix, "layer"))
+        fill(self, head, places | layer_places(config, prefix, "layers.0"))
 
-    def fuse(self, features: Tensor) -> Tensor:
-        return features
-
-    def step(
-        self, tokens: Tensor, hidden: Tensor, positions: Tensor, attention: Attention
+    def enter(
+        self, tokens: Tensor, hidden: Tensor, beginnings: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
-        embedded = self.tables.embed(tokens).masked_fill((positions == 0)[:, None], 0)
+        embedded = self.embed(tokens)
+        if beginnings:
+            embedded[beginnings] = 0
         both = torch.cat([self.hidden_norm(hidden), self.token_norm(embedded)], -1)
-        x = self.layer(self.index, self.project(both), self.rope(positions), attention)
-        out = self.norm(x)
-        return out, out
-
-    def logits(self, output: Tensor) -> Tensor:
-        return self.tables.head(output).float()
+        x = self.project(both)
+        return x, self.input_norm(x)

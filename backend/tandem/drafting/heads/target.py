@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from tandem.config import EngineConfig
 from tandem.models.config import ModelConfig
+from tandem.models.layers import Linear
 from tandem.models.loader import load_tables
 from tandem.runners.model_runner import ModelRunner
 from tandem.runners.parallel_runner import Runner
@@ -18,7 +19,7 @@ class Tables(NamedTuple):
     """Not copied where the target is in one piece."""
 
     embed: nn.Module
-    head: nn.Module
+    head: Linear
 
 
 class _Converted(nn.Module):
