@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tandem.attention.plan import Group, Layout, Query, plan_layout
+from tandem.cpu.memory import zeros
 from tandem.models.config import ModelConfig
 
 
@@ -36,10 +37,10 @@ class PagedKVCache:
         self.block_size = block_size
         self.heads_per_kv = config.num_heads // config.num_kv_heads
         # Zeros, not empty: a masked slot is multiplied by 0, which a stray NaN would survive.
-        self.data = torch.zeros(
-            (config.num_layers, num_blocks * block_size, config.kv_width),
-            dtype=dtype,
-            device=device,
+        shape = (config.num_layers, num_blocks * block_size, config.kv_width)
+        on_cpu = device.type == "cpu"
+        self.data = (
+            zeros(shape, dtype) if on_cpu else torch.zeros(shape, dtype=dtype, device=device)
         )
 
     def plan(self, queries: Sequence[Query]) -> PagedAttention:

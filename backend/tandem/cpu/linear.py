@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tandem.cpu.library import STORED, load_kernels
+from tandem.cpu.memory import gather
 from tandem.cpu.structures import Matrix
 from tandem.models.layers import Linear
 
@@ -41,7 +42,8 @@ def use_kernels(model: nn.Module, stored: torch.dtype) -> None:
     kernels = load_kernels()
     if kernels is None or stored not in STORED:
         return
-    for module in model.modules():
-        if isinstance(module, Linear) and module.kernel is None:
-            module.weight.data = module.weight.data.to(stored)
-            module.kernel = KernelLinear(kernels, module.weight, module.bias)
+    found = [one for one in model.modules() if isinstance(one, Linear) and one.kernel is None]
+    weights = gather([one.weight.data for one in found], stored)
+    for module, weight in zip(found, weights, strict=True):
+        module.weight.data = weight
+        module.kernel = KernelLinear(kernels, weight, module.bias)
