@@ -15,9 +15,10 @@ from tandem.attention.paged import PagedKVCache
 from tandem.attention.plan import Query
 from tandem.cpu.library import load_kernels
 from tandem.cpu.linear import KernelLinear
-from tandem.cpu.structures import Layer, Matrix, Model, Step
-from tandem.models.decoder import Decoder, Stack
+from tandem.cpu.structures import Entry, Layer, Matrix, Model, Step
 from tandem.models.decoder import Layer as DecoderLayer
+from tandem.models.decoder import Stack
+from tandem.models.feature_head import FeatureHead
 from tandem.models.layers import Linear, RMSNorm
 
 Ints = NDArray[np.int32]
@@ -54,11 +55,12 @@ class KernelStack:
             cache.data.dtype == torch.bfloat16,
             config.norm_eps,
             layers,
-            stack.embed.weight.data_ptr() if isinstance(stack, Decoder) else None,
+            self._table(stack.embed.weight),
             self._vector(stack.norm),
-            self._table(stack.rope.cos),
-            self._table(stack.rope.sin),
+            self._floats(stack.rope.cos),
+            self._floats(stack.rope.sin),
             self._matrix(stack.head),
+            self._entry(stack) if isinstance(stack, FeatureHead) else Entry(),
         )
 
     def _layer(self, layer: DecoderLayer, cache: Tensor) -> Layer:
@@ -75,55 +77,48 @@ class KernelStack:
             cache.data_ptr(),
         )
 
+    def _entry(self, head: FeatureHead) -> Entry:
+        return Entry(
+            self._vector(head.token_norm),
+            self._vector(head.hidden_norm),
+            Matrix() if head.project is None else self._matrix(head.project),
+            head.hidden_first,
+            head.blind_start,
+            head.normed_residual,
+        )
+
     @staticmethod
     def _matrix(linear: Linear) -> Matrix:
         assert isinstance(linear.kernel, KernelLinear)
         return linear.kernel.matrix
 
-    def _vector(self, norm: nn.Module | None) -> int | None:
-        return self._table(norm.weight) if isinstance(norm, RMSNorm) else None
+    @staticmethod
+    def _table(weight: Tensor) -> Matrix:
+        return Matrix(weight.data_ptr(), None, *weight.shape, weight.dtype == torch.bfloat16)
 
-    def _table(self, tensor: Tensor) -> int:
+    def _vector(self, norm: nn.Module | None) -> int | None:
+        return self._floats(norm.weight) if isinstance(norm, RMSNorm) else None
+
+    def _floats(self, tensor: Tensor) -> int:
         """Its address as contiguous floats."""
         floats = tensor.detach().float().contiguous()
         self._kept.append(floats)
         return floats.data_ptr()
 
-    def forward_tokens(
+    def forward(
         self,
         tokens: Sequence[int] | Tensor,
         queries: Sequence[Query],
         rows: Sequence[int] | None,
         taps: Sequence[int] | None,
+        states: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """As `ModelRunner.forward_tapped`; the stack is a decoder."""
+        """As `ModelRunner.forward_tapped`; states [T, hidden]: hidden states for a draft head."""
         flat = torch.as_tensor(tokens, dtype=torch.int64).contiguous()
         step = Step(rows=len(flat), tokens=flat.data_ptr())
-        return self._run(step, queries, rows, taps)
-
-    def forward_states(
-        self,
-        x: Tensor,
-        entry: Tensor,
-        queries: Sequence[Query],
-        rows: Sequence[int] | None,
-        taps: Sequence[int],
-    ) -> tuple[Tensor, Tensor]:
-        """The same from the first layer's input x [T, hidden] and what its attention reads of it,
-        entry [T, columns of qkv]."""
-        x, entry = x.float().contiguous(), entry.float().contiguous()
-        step = Step(rows=len(x), x=x.data_ptr(), entry=entry.data_ptr())
-        logits, features = self._run(step, queries, rows, taps)
-        assert features is not None
-        return logits, features
-
-    def _run(
-        self,
-        step: Step,
-        queries: Sequence[Query],
-        rows: Sequence[int] | None,
-        taps: Sequence[int] | None,
-    ) -> tuple[Tensor, Tensor | None]:
+        if states is not None:
+            states = states.float().contiguous()
+            step.states = states.data_ptr()
         picked = np.asarray(range(step.rows) if rows is None else rows, np.int32)
         logits = torch.empty(len(picked), self._model.head.rows)
         wanted = np.asarray(sorted(taps or ()), np.int32)

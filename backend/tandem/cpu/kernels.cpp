@@ -1,7 +1,7 @@
 // A dense decoder's forward pass on CPU cores: every weight is read once, and every key and value
 // of a request once for all rows of its draft tree. Weights and the KV cache are float or bfloat16,
-// arithmetic is float. One parallel region from the tokens to the logits; what a draft head makes
-// of tokens and hidden states may stand in the place of tokens.
+// arithmetic is float. One parallel region from the tokens, and for a draft head the target's hidden
+// states, to the logits.
 //
 // A row's result does not depend, to the last bit, on what is computed beside it: every sum has an
 // order of its own, by columns or by positions in the text, whatever the rows, threads or trees. So
@@ -110,15 +110,27 @@ struct Layer {
   void* cache;                         // [slots, 2 * kv_heads * head_dim]
 };
 
+// What a draft head makes of a token's embedding and a hidden state, each with its norm or none.
+// Side by side they are what the first layer's attention reads; with a projection, that is the
+// first layer's input.
+struct Entry {
+  const float *token_norm, *hidden_norm;  // [hidden] or null
+  Matrix project;                         // [hidden, 2 * hidden]; its weight null: there is none
+  int32_t hidden_first;                   // of the two; otherwise the embedding is
+  int32_t blind_start;                    // at position 0 there is no token
+  int32_t normed_residual;                // without a projection, the input is the normed state
+};
+
 struct Model {
   int32_t layers, hidden, heads, kv_heads, head_dim, inner, block_size, threads;
-  int32_t bfloat;  // embedding and cache
+  int32_t bfloat;  // the cache
   float epsilon;
   const Layer* layer;
-  const void* embedding;    // [vocabulary, hidden] or null, if steps come without tokens
+  Matrix embedding;         // [vocabulary, hidden]
   const float* final_norm;  // or null: there is none
   const float *cos, *sin;  // [positions, head_dim], the signs folded into sin
   Matrix head;
+  Entry entry;  // of a draft head
 };
 
 struct Query {
@@ -129,9 +141,8 @@ struct Query {
 
 struct Step {
   int32_t rows, queries, picked, taps;
-  const int64_t* tokens;    // [rows] or null: x and entry are given
-  const float* x;           // [rows, hidden] the first layer's input, and...
-  const float* entry;       // ... [rows, its qkv's columns] what its attention reads of it
+  const int64_t* tokens;    // [rows]
+  const float* states;      // [rows, hidden] hidden states for a draft head, or null
   const Query* query;       // [queries]
   const int32_t* blocks;    // block tables, one after the other
   const int32_t* parents;   // of trees, one after the other
@@ -162,12 +173,13 @@ struct Run {
 
 // What a pass needs room for, kept from pass to pass; all but the last are [rows, ...].
 struct Space {
-  std::vector<float> x, normed, qkv, mixed, gates, inner, delta, scores;
+  std::vector<float> x, normed, pair, qkv, mixed, gates, inner, delta, scores;
 
   void fit(const Model& model, const Step& step, const Run& run) {
     const size_t rows = std::max(step.rows, step.picked), size = model.head_dim;
     grow(x, rows * model.hidden);
     grow(normed, rows * std::max(model.hidden, model.layer[0].qkv.columns));
+    if (step.states) grow(pair, rows * 2 * model.hidden);
     grow(qkv, rows * (model.heads + 2 * model.kv_heads) * size);
     grow(mixed, rows * model.heads * size);
     grow(gates, rows * 2 * model.inner);
@@ -303,6 +315,10 @@ void add_share(float share, const float* from, int width, float* to) {
 }
 
 void normalize(const float* x, const float* scale, int width, float epsilon, float* y) {
+  if (!scale) {  // there is no norm
+    std::memmove(y, x, size_t(width) * sizeof(float));
+    return;
+  }
   const float factor = 1 / std::sqrt(dot(x, x, width) / width + epsilon);
   for (int i = 0; i < width; ++i) y[i] = x[i] * factor * scale[i];
 }
@@ -430,10 +446,7 @@ void add_and_normalize(const Model& model, int rows, const float* from, const fl
   for (int row = 0; row < rows; ++row) {
     float* own = x + row * width;
     for (size_t i = 0; i < width; ++i) own[i] += from[row * width + i];
-    if (scale)
-      normalize(own, scale, model.hidden, model.epsilon, normed + row * width);
-    else
-      std::copy_n(own, width, normed + row * width);
+    normalize(own, scale, model.hidden, model.epsilon, normed + row * width);
   }
 }
 
@@ -483,22 +496,48 @@ void run_layer(const Model& model, const Layer& layer, const float* next, const 
   add_and_normalize(model, rows, delta, next, x, normed);
 }
 
-// The tokens' rows of the embedding, and their norm; or what is given in their place.
-template <class W>
-void enter(const Model& model, const Step& step, float* x, float* normed) {
-  const size_t width = model.hidden, entered = model.layer[0].qkv.columns;
-  const W* table = static_cast<const W*>(model.embedding);
+void look_up(const Matrix& table, int64_t token, float* to) {
+  const size_t from = token * size_t(table.columns);
+  table.bfloat ? widen(static_cast<const uint16_t*>(table.weight) + from, table.columns, to)
+               : widen(static_cast<const float*>(table.weight) + from, table.columns, to);
+}
+
+// The tokens' embeddings, and their norm.
+void enter(const Model& model, const Step& step, Space& space) {
+  const size_t width = model.hidden;
 #pragma omp for schedule(static)
   for (int row = 0; row < step.rows; ++row) {
-    if (!step.tokens) {
-      std::copy_n(step.x + row * width, width, x + row * width);
-      std::copy_n(step.entry + row * entered, entered, normed + row * entered);
-      continue;
-    }
-    widen(table + step.tokens[row] * width, model.hidden, x + row * width);
-    normalize(x + row * width, model.layer[0].input_norm, model.hidden, model.epsilon,
-              normed + row * width);
+    float* x = &space.x[row * width];
+    look_up(model.embedding, step.tokens[row], x);
+    normalize(x, model.layer[0].input_norm, model.hidden, model.epsilon, &space.normed[row * width]);
   }
+}
+
+// The same for a draft head, of tokens and hidden states.
+void enter_head(const Model& model, const Step& step, const Run& run, Space& space) {
+  const Entry& entry = model.entry;
+  const size_t width = model.hidden;
+  float* pairs = entry.project.weight ? space.pair.data() : space.normed.data();
+  float* x = space.x.data();
+#pragma omp for schedule(static)
+  for (int row = 0; row < step.rows; ++row) {
+    float *first = pairs + row * 2 * width, *second = first + width;
+    float *embedded = entry.hidden_first ? second : first;
+    float *hidden = entry.hidden_first ? first : second;
+    const float* state = step.states + row * width;
+    look_up(model.embedding, step.tokens[row], embedded);
+    if (entry.blind_start && run.position[row] == 0) std::fill_n(embedded, width, 0.0f);
+    normalize(embedded, entry.token_norm, model.hidden, model.epsilon, embedded);
+    normalize(state, entry.hidden_norm, model.hidden, model.epsilon, hidden);
+    std::copy_n(entry.normed_residual ? hidden : state, width, x + row * width);
+  }
+  if (!entry.project.weight) return;
+  multiply(entry.project, pairs, step.rows, x);
+#pragma omp barrier
+#pragma omp for schedule(static)
+  for (int row = 0; row < step.rows; ++row)
+    normalize(x + row * width, model.layer[0].input_norm, model.hidden, model.epsilon,
+              &space.normed[row * width]);
 }
 
 // The logits of the picked rows, and all rows after the last norm where they are wanted.
@@ -519,7 +558,7 @@ void forward(const Model& model, const Step& step, Space& space) {
   space.fit(model, step, run);
 #pragma omp parallel num_threads(model.threads)
   {
-    enter<W>(model, step, space.x.data(), space.normed.data());
+    step.states ? enter_head(model, step, run, space) : enter(model, step, space);
     for (int index = 0; index < model.layers; ++index) {
       keep_taps(model, step, index, space.x.data());
       const bool last = index + 1 == model.layers;

@@ -31,6 +31,19 @@ class Layer(Structure):
     )
 
 
+class Entry(Structure):
+    """What a draft head makes of tokens and hidden states."""
+
+    _fields_ = (
+        ("token_norm", c_void_p),
+        ("hidden_norm", c_void_p),
+        ("project", Matrix),
+        ("hidden_first", c_int32),
+        ("blind_start", c_int32),
+        ("normed_residual", c_int32),
+    )
+
+
 class Model(Structure):
     """A decoder, or the layers of a draft head."""
 
@@ -46,11 +59,12 @@ class Model(Structure):
         ("bfloat", c_int32),
         ("epsilon", c_float),
         ("layer", POINTER(Layer)),
-        ("embedding", c_void_p),
+        ("embedding", Matrix),
         ("final_norm", c_void_p),
         ("cos", c_void_p),
         ("sin", c_void_p),
         ("head", Matrix),
+        ("entry", Entry),
     )
 
 
@@ -63,8 +77,7 @@ class Step(Structure):
         ("picked", c_int32),
         ("taps", c_int32),
         ("tokens", c_void_p),
-        ("x", c_void_p),
-        ("entry", c_void_p),
+        ("states", c_void_p),
         ("query", c_void_p),
         ("blocks", c_void_p),
         ("parents", c_void_p),

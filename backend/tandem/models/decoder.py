@@ -85,7 +85,7 @@ class Layer(nn.Module):
     ) -> None:
         """input_width: as of `SelfAttention`."""
         super().__init__()
-        self.input_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype)
+        self.input_norm: nn.Module = RMSNorm(config.hidden_size, config.norm_eps, dtype)
         self.attention = SelfAttention(config, dtype, input_width)
         self.post_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype)
         self.mlp = MLP(config, dtype)
@@ -104,18 +104,20 @@ class Layer(nn.Module):
 
 
 class Stack(nn.Module):
-    """Layers, the norm behind them and a head."""
+    """Embedding, layers, final norm and head: of a model or a draft head."""
 
     def __init__(
         self,
         config: ModelConfig,
         dtype: torch.dtype,
+        embed: Embedding,
         head: Linear,
         input_width: int | None = None,
     ) -> None:
         """input_width: of what the first layer's q, k and v are made from."""
         super().__init__()
         self.config = config
+        self.embed = embed
         widths = [input_width, *[None] * (config.num_layers - 1)]
         self.layers = nn.ModuleList(Layer(config, dtype, width) for width in widths)
         self.norm: nn.Module = RMSNorm(config.hidden_size, config.norm_eps, dtype)
@@ -167,9 +169,9 @@ class Decoder(Stack):
     """A whole model."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+        embed = Embedding(config.vocab_size, config.hidden_size, dtype)
         head = Linear(config.hidden_size, config.vocab_size, False, dtype)
-        super().__init__(config, dtype, head)
-        self.embed = Embedding(config.vocab_size, config.hidden_size, dtype)
+        super().__init__(config, dtype, embed, head)
 
     def forward(
         self,

@@ -75,7 +75,7 @@ class ModelRunner:
         """As `forward`; with `taps` the hidden states [T, width] too: the inputs of these layers
         side by side, or without any the last layer's output after the norm."""
         if self.by_kernels is not None:
-            return self.by_kernels.forward_tokens(tokens, queries, rows, taps)
+            return self.by_kernels.forward(tokens, queries, rows, taps)
         flat = torch.as_tensor(tokens, dtype=torch.int64, device=self.device)
         attention = self.cache.plan(queries)
         inputs: list[Tensor] = []

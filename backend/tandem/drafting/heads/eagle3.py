@@ -3,7 +3,6 @@ target, fused; a vocabulary of its own, mapped to the target's."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,10 +16,11 @@ from tandem.drafting.heads.checkpoint import (
     layer_places,
     tensor,
 )
-from tandem.drafting.heads.feature_head import FeatureHead, Mask
+from tandem.drafting.heads.features import Mask
 from tandem.drafting.heads.target import Tables
 from tandem.errors import CheckpointError
 from tandem.models.config import ModelConfig
+from tandem.models.feature_head import FeatureHead
 from tandem.models.layers import Embedding, Linear, RMSNorm
 
 
@@ -54,38 +54,38 @@ class Eagle3(FeatureHead):
         size, eps = config.hidden_size, config.norm_eps
         own_vocab = int(head.config.get("draft_vocab_size") or target.vocab_size)
         own_head = Linear(size, own_vocab, False, dtype)
-        super().__init__(config, dtype, own_head, 2 * size)
+        owns_embedding = "embed_tokens.weight" in head.tensors or size != target.hidden_size
+        embed = tables.embed
+        if owns_embedding:
+            embedded = max(int(head.config.get("vocab_size", 0)), target.vocab_size)
+            embed = Embedding(embedded, size, dtype)
+        super().__init__(config, dtype, embed, own_head)
         self.taps = _taps(head, target)
         flags = _Flags.of(head)
         self.norm_output = flags.norm_output
-        self.norm_before_residual = flags.norm_before_residual
+        self.normed_residual = flags.norm_before_residual
         width = len(self.taps) * target.hidden_size
         self.norms = _Norms(flags.fc_norms, len(self.taps), target.hidden_size, eps, dtype)
         self.fc = Linear(width, size, False, dtype)
+        self.token_norm = RMSNorm(size, eps, dtype)
         self.hidden_norm = RMSNorm(size, eps, dtype)
-        self.embed: nn.Module = tables.embed
-        self.owns_embedding = "embed_tokens.weight" in head.tensors or size != target.hidden_size
-        embedded = target.vocab_size
-        if self.owns_embedding:
-            embedded = max(int(head.config.get("vocab_size", 0)), target.vocab_size)
-            self.embed = Embedding(embedded, size, dtype)
-        fill(self, head, self._places(head))
+        fill(self, head, self._places(head, owns_embedding))
         self.vocab_size = target.vocab_size
         self.token_ids: Tensor | None
         self.register_buffer("token_ids", _token_ids(head, own_vocab, target))
-        self.mask = _mask(head, width, embedded)
+        self.mask = _mask(head, width, len(embed.weight))
 
-    def _places(self, head: Head) -> dict[str, Place]:
+    def _places(self, head: Head, owns_embedding: bool) -> dict[str, Place]:
         midlayer = "midlayer.mlp.up_proj.weight" in head.tensors
         names = {"fc": "fc", "norm": "norm", "lm_head": "head"}
-        if self.owns_embedding:
+        if owns_embedding:
             names["embed_tokens"] = "embed"
         places: dict[str, Place] = {}
         for index in range(len(self.layers)):
             ours = f"layers.{index}"
             theirs = "midlayer" if midlayer and not index else ours
             places |= layer_places(self.config, theirs, ours)
-            names[f"{theirs}.input_layernorm"] = f"{ours}.input_norm"
+            names[f"{theirs}.input_layernorm"] = f"{ours}.input_norm" if index else "token_norm"
             names[f"{theirs}.post_attention_layernorm"] = f"{ours}.post_norm"
             if not index:
                 names[f"{theirs}.hidden_norm"] = "hidden_norm"
@@ -95,13 +95,6 @@ class Eagle3(FeatureHead):
     def fuse(self, features: Tensor) -> Tensor:
         fused: Tensor = self.fc(self.norms(features))
         return fused
-
-    def enter(
-        self, tokens: Tensor, hidden: Tensor, beginnings: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
-        normed = self.hidden_norm(hidden)
-        both = torch.cat([self.input_norm(self.embed(tokens)), normed], -1)
-        return normed if self.norm_before_residual else hidden, both
 
     def spread(self, logits: Tensor) -> Tensor:
         if self.token_ids is None:

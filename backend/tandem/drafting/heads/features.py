@@ -19,10 +19,19 @@ from tandem.attention.paged import PagedKVCache, kv_block_bytes
 from tandem.attention.plan import Query
 from tandem.drafting import Computed
 from tandem.drafting.draft_model import level_query
-from tandem.drafting.heads.feature_head import FeatureHead, HeadRunner, Mask
 from tandem.drafting.steps import Level, depth
+from tandem.models.feature_head import FeatureHead
 from tandem.request import Request
+from tandem.runners.head_runner import HeadRunner
 from tandem.scheduler import Decode
+
+
+class Mask(NamedTuple):
+    """Stands for a token yet to be guessed (P-EAGLE)."""
+
+    token: int
+    features: Tensor
+    """[width] in the place of the target's hidden states."""
 
 
 class _State(NamedTuple):

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from tandem.attention.plan import Query
-from tandem.drafting.heads.feature_head import FeatureHead, HeadRunner
 from tandem.drafting.heads.features import FeatureGuesser
 from tandem.drafting.steps import Level, depth
+from tandem.models.feature_head import FeatureHead
+from tandem.runners.head_runner import HeadRunner
 
 
 class ModulesGuesser(FeatureGuesser):

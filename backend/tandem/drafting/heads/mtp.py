@@ -6,15 +6,12 @@ One module guesses every token, feeding on itself; of several, each guesses one 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
-from torch import Tensor
 
 from tandem.drafting.heads.checkpoint import Head, Place, fill, layer_config, layer_places
-from tandem.drafting.heads.feature_head import FeatureHead
 from tandem.drafting.heads.target import Tables
 from tandem.models.config import ModelConfig
+from tandem.models.feature_head import FeatureHead
 from tandem.models.layers import Linear, RMSNorm
 
 PREFIX = "model.mtp_layers."
@@ -29,16 +26,18 @@ def count_modules(head: Head) -> int:
 class Mtp(FeatureHead):
     """`model.mtp_layers.{index}.*`."""
 
+    hidden_first = True
+    blind_start = True
+
     def __init__(
         self, head: Head, target: ModelConfig, tables: Tables, dtype: torch.dtype, index: int = 0
     ) -> None:
         config = layer_config(head, target)
-        super().__init__(config, dtype, tables.head)
         size, eps = config.hidden_size, config.norm_eps
-        self.embed = tables.embed
+        project = Linear(2 * size, size, False, dtype)
+        super().__init__(config, dtype, tables.embed, tables.head, project)
         self.token_norm = RMSNorm(size, eps, dtype)
         self.hidden_norm = RMSNorm(size, eps, dtype)
-        self.project = Linear(2 * size, size, False, dtype)
         names = {
             "token_layernorm": "token_norm",
             "hidden_layernorm": "hidden_norm",
@@ -50,13 +49,3 @@ class Mtp(FeatureHead):
         prefix = f"{PREFIX}{index}"
         places = {f"{prefix}.{a}.weight": Place(f"{b}.weight") for a, b in names.items()}
         fill(self, head, places | layer_places(config, prefix, "layers.0"))
-
-    def enter(
-        self, tokens: Tensor, hidden: Tensor, beginnings: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
-        embedded = self.embed(tokens)
-        if beginnings:
-            embedded[beginnings] = 0
-        both = torch.cat([self.hidden_norm(hidden), self.token_norm(embedded)], -1)
-        x = self.project(both)
-        return x, self.input_norm(x)

@@ -1,0 +1,62 @@
+"""A head that reads the target's hidden states, and its KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tandem.attention.paged import PagedKVCache
+from tandem.attention.plan import Query
+from tandem.cpu.decoder import KernelStack
+from tandem.cpu.library import has_kernels
+from tandem.models.feature_head import FeatureHead
+
+
+class HeadRunner:
+    """Runs flat batches of queries, as a `ModelRunner` does."""
+
+    def __init__(self, head: FeatureHead, cache: PagedKVCache, first: int = 0) -> None:
+        """first: the layer of the cache where the head's begin."""
+        self.head = head
+        self.cache = cache
+        self.first = first
+        self.by_kernels: KernelStack | None = None
+        data = cache.data
+        if has_kernels(data.device, data.dtype, head.config.head_dim):
+            self.by_kernels = KernelStack(head, cache, first)
+
+    def step(
+        self,
+        tokens: Sequence[int],
+        hidden: Tensor,
+        queries: Sequence[Query],
+        rows: Sequence[int] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """tokens [T], hidden [T, hidden] to float32 logits [R, V] of `rows` (None: all) and what
+        stands for the hidden states in the next step [T, hidden]."""
+        if self.by_kernels is None:
+            logits, made = self._by_torch(tokens, hidden, queries, rows)
+        else:
+            taps = () if self.head.norm_output else (len(self.head.layers),)
+            logits, features = self.by_kernels.forward(tokens, queries, rows, taps, hidden)
+            assert features is not None
+            made = features.to(hidden.dtype)
+        return self.head.spread(logits), made
+
+    def _by_torch(
+        self,
+        tokens: Sequence[int],
+        hidden: Tensor,
+        queries: Sequence[Query],
+        rows: Sequence[int] | None,
+    ) -> tuple[Tensor, Tensor]:
+        flat = torch.tensor(tokens, dtype=torch.int64, device=hidden.device)
+        attention = self.cache.plan(queries)
+        positions = attention.layout.positions
+        x, entry = self.head.enter(flat, hidden, positions)
+        made = self.head.run(x, entry, positions, attention, first=self.first)
+        normed = self.head.norm(made)
+        picked = normed if rows is None else normed[list(rows)]
+        return self.head.logits(picked), normed if self.head.norm_output else made
