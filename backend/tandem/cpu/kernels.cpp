@@ -48,10 +48,12 @@ inline Floats fused(Floats a, Floats b, Floats c) {
 #endif
 }
 inline Floats all(float value) { return Floats{} + value; }
-inline float sum(Floats value) {
-  float total = 0;
-  for (int lane = 0; lane < kLanes; ++lane) total += value[lane];
-  return total;
+inline float sum(Floats value) {  // by halves
+  float parts[kLanes];
+  std::memcpy(parts, &value, sizeof parts);
+  for (int half = kLanes / 2; half; half /= 2)
+    for (int lane = 0; lane < half; ++lane) parts[lane] += parts[lane + half];
+  return parts[0];
 }
 
 // e to the x, to some 1e-7 of it; 0 far below. Cephes' polynomial (Moshier) around a power of two.
@@ -98,7 +100,7 @@ inline void narrow(float value, uint16_t* to) {  // to the nearest, ties to even
 // -- what Python hands over ---------------------------------------------------------------------
 
 struct Matrix {
-  const void* weight;  // [rows, columns]
+  const void* weight;  // [rows, columns], packed (see `pack`); an embedding's is not
   const float* bias;   // [rows] or null
   int32_t rows, columns, bfloat;
 };
@@ -237,55 +239,98 @@ Run plan(const Model& model, const Step& step) {
 
 // -- matrices -----------------------------------------------------------------------------------
 
-constexpr int kPanel = 32;  // outputs whose weights stay in the cache while rows pass by
+// Weights lie as they are read, so that memory is read in a straight line: two outputs side by
+// side, kChunk columns of the one, then of the other. In bfloat16 the chunk's column i shares a
+// word with column i + kLanes. What is missing of the last pair or chunk is zero.
+constexpr int kPair = 2;
+constexpr int kChunk = 2 * kLanes;
+constexpr int kMostRows = 6;  // at once: more sums than that by two do not fit AVX2's registers
+constexpr int kPanel = 32;    // outputs whose weights stay in the cache while rows pass by
+constexpr int kAhead = 2048;  // bytes of weights that are on their way
 
-template <class W, int M, int N>
-inline void tile(const float* x, const W* w, int columns, const float* bias, float* y, int width) {
-  Floats sums[M][N] = {};
-  const auto step = [&](auto load_at) {
-    Floats weights[N];
-    for (int n = 0; n < N; ++n) weights[n] = load_at(w + size_t(n) * columns);
-    for (int m = 0; m < M; ++m) {
-      const Floats value = load_at(x + size_t(m) * columns);
-      for (int n = 0; n < N; ++n) sums[m][n] = fused(value, weights[n], sums[m][n]);
+inline size_t padded_columns(int columns) { return (size_t(columns) + kChunk - 1) / kChunk * kChunk; }
+
+template <class W>
+void pack(const W* weight, int rows, int columns, W* to) {
+  const size_t width = padded_columns(columns);
+  for (int row = 0; row < rows + rows % kPair; ++row)
+    for (size_t k = 0; k < width; ++k) {
+      const size_t within = k % kChunk;
+      size_t place = within;
+      if (sizeof(W) == 2) place = within < kLanes ? 2 * within : 2 * (within - kLanes) + 1;
+      const size_t chunk = (row / kPair * (width / kChunk) + k / kChunk) * kPair + row % kPair;
+      const bool inside = row < rows && k < size_t(columns);
+      to[chunk * kChunk + place] = inside ? weight[size_t(row) * columns + k] : W(0);
+    }
+}
+
+struct Chunk {
+  Floats low, high;
+};
+inline Chunk load_chunk(const float* from) { return {load(from), load(from + kLanes)}; }
+inline Chunk load_chunk(const uint16_t* from) {
+  const Words words = *reinterpret_cast<const Words*>(from);
+  return {reinterpret_cast<Floats>(words << 16), reinterpret_cast<Floats>(words & 0xffff0000u)};
+}
+
+// A pair of outputs of M rows.
+template <class W, int M>
+inline void tile(const float* x, const W* w, int columns, const float* bias, int outputs, float* y,
+                 int width) {
+  Floats sums[M][kPair] = {};
+  const auto step = [&](int k, auto load_x) {
+    for (int byte = 0; byte < int(kPair * kChunk * sizeof(W)); byte += 64)
+      __builtin_prefetch(reinterpret_cast<const char*>(w) + kAhead + byte);
+    for (int n = 0; n < kPair; ++n, w += kChunk) {
+      const Chunk weights = load_chunk(w);
+      for (int m = 0; m < M; ++m) {
+        const float* own = x + size_t(m) * columns;
+        sums[m][n] = fused(load_x(own, k), weights.low, sums[m][n]);
+        sums[m][n] = fused(load_x(own, k + kLanes), weights.high, sums[m][n]);
+      }
     }
   };
-  const int whole = columns - columns % kLanes;
-  for (int k = 0; k < whole; k += kLanes) step([&](auto* from) { return load(from + k); });
-  if (whole < columns)
-    step([&](auto* from) { return load_some(from + whole, columns - whole); });
+  int k = 0;
+  for (; k + kChunk <= columns; k += kChunk)
+    step(k, [](const float* own, int at) { return load(own + at); });
+  if (k < columns)
+    step(k, [&](const float* own, int at) {
+      return load_some(own + at, std::max(0, std::min(kLanes, columns - at)));
+    });
   for (int m = 0; m < M; ++m)
-    for (int n = 0; n < N; ++n)
+    for (int n = 0; n < outputs; ++n)
       y[size_t(m) * width + n] = sum(sums[m][n]) + (bias ? bias[n] : 0);
 }
 
-template <class W, int M, int N>
+template <class W, int M>
 inline void panel(const float* x, const Matrix& matrix, int begin, int end, float* y) {
-  const W* weight = static_cast<const W*>(matrix.weight);
-  const auto at = [&](int n) { return weight + size_t(n) * matrix.columns; };
-  const auto bias = [&](int n) { return matrix.bias ? matrix.bias + n : nullptr; };
-  int n = begin;
-  for (; n + N <= end; n += N)
-    tile<W, M, N>(x, at(n), matrix.columns, bias(n), y + n, matrix.rows);
-  for (; n < end; ++n) tile<W, M, 1>(x, at(n), matrix.columns, bias(n), y + n, matrix.rows);
+  const size_t pair = kPair * padded_columns(matrix.columns);
+  for (int n = begin; n < end; n += kPair)
+    tile<W, M>(x, static_cast<const W*>(matrix.weight) + n / kPair * pair, matrix.columns,
+               matrix.bias ? matrix.bias + n : nullptr, std::min(kPair, end - n), y + n,
+               matrix.rows);
 }
 
-// More than four rows by two outputs at once do not fit the registers of AVX2.
 template <class W>
 void multiply_as(const Matrix& matrix, const float* x, int rows, float* y) {
   const int64_t threads = omp_get_num_threads(), thread = omp_get_thread_num();
-  const int groups = (matrix.rows + 3) / 4;
-  const int begin = int(groups * thread / threads) * 4;
-  const int end = std::min(int(groups * (thread + 1) / threads) * 4, matrix.rows);
+  const int pairs = (matrix.rows + kPair - 1) / kPair;
+  const int begin = int(pairs * thread / threads) * kPair;
+  const int end = std::min(int(pairs * (thread + 1) / threads) * kPair, matrix.rows);
   for (int from = begin; from < end; from += kPanel) {
     const int to = std::min(from + kPanel, end);
-    int m = 0;
-    const auto in = [&] { return x + size_t(m) * matrix.columns; };
-    const auto out = [&] { return y + size_t(m) * matrix.rows; };
-    for (; m + 4 <= rows; m += 4) panel<W, 4, 2>(in(), matrix, from, to, out());
-    if (rows - m == 3) panel<W, 3, 2>(in(), matrix, from, to, out());
-    if (rows - m == 2) panel<W, 2, 4>(in(), matrix, from, to, out());
-    if (rows - m == 1) panel<W, 1, 4>(in(), matrix, from, to, out());
+    for (int m = 0; m < rows; m += kMostRows) {
+      const float* in = x + size_t(m) * matrix.columns;
+      float* out = y + size_t(m) * matrix.rows;
+      switch (rows - m) {
+        case 1: panel<W, 1>(in, matrix, from, to, out); break;
+        case 2: panel<W, 2>(in, matrix, from, to, out); break;
+        case 3: panel<W, 3>(in, matrix, from, to, out); break;
+        case 4: panel<W, 4>(in, matrix, from, to, out); break;
+        case 5: panel<W, 5>(in, matrix, from, to, out); break;
+        default: panel<W, kMostRows>(in, matrix, from, to, out);
+      }
+    }
   }
 }
 
@@ -370,6 +415,47 @@ void softmax(float* line, int whole, int end, Position position) {
   for (int i = 0; i < end; ++i) line[i] /= total;
 }
 
+constexpr int kBlock = 8;  // positions whose keys or values are read together
+constexpr int kBlocksAhead = 4;
+
+// Keys or values of the positions from `begin`, zeros from `end` on: [kBlock, size]. Those of some
+// blocks on are fetched meanwhile: a head's lie too far apart for the processor to foresee.
+template <class W, class Slot>
+void widen_block(const W* from, Slot slot, int begin, int end, int size, float* wide) {
+  for (int at = begin; at < begin + kBlock; ++at, wide += size) {
+    const int later = at + kBlocksAhead * kBlock;
+    for (int i = 0; later < end && i < size; i += 64 / int(sizeof(W)))
+      __builtin_prefetch(from + slot(later) + i);
+    at < end ? widen(from + slot(at), size, wide) : void(std::fill_n(wide, size, 0.0f));
+  }
+}
+
+// A query's products with the keys of a block.
+void score_block(const float* query, const float* wide, int size, float scale, float* scores) {
+  Floats sums[kBlock] = {};
+  const int whole = size - size % kLanes;
+  for (int i = 0; i < whole; i += kLanes)
+    for (int p = 0; p < kBlock; ++p)
+      sums[p] = fused(load(query + i), load(wide + p * size + i), sums[p]);
+  if (whole < size)
+    for (int p = 0; p < kBlock; ++p)
+      sums[p] = fused(load_some(query + whole, size - whole),
+                      load_some(wide + p * size + whole, size - whole), sums[p]);
+  for (int p = 0; p < kBlock; ++p) scores[p] = sum(sums[p]) * scale;
+}
+
+// Adds the values of a block by their shares.
+void mix_block(const float* shares, const float* wide, int size, float* mixed) {
+  const int whole = size - size % kLanes;
+  for (int i = 0; i < whole; i += kLanes) {
+    Floats sums = load(mixed + i);
+    for (int p = 0; p < kBlock; ++p) sums = fused(all(shares[p]), load(wide + p * size + i), sums);
+    store(mixed + i, sums);
+  }
+  for (int p = 0; p < kBlock; ++p)
+    if (whole < size) add_share(shares[p], wide + p * size + whole, size - whole, mixed + whole);
+}
+
 // One KV head of a task: all its rows and query heads over one reading of the cache.
 template <class W>
 void attend(const Model& model, const Layer& layer, const Step& step, const Run& run, Task task,
@@ -394,12 +480,12 @@ void attend(const Model& model, const Layer& layer, const Step& step, const Run&
   const auto position = [&](int at) {
     return at < query.start ? at : query.start + run.depth[task.query][at - query.start];
   };
-  float wide[kWidest];
-  for (int at = 0; at < end; ++at) {
-    widen(keys + slot(at), size, wide);
+  float wide[kBlock * kWidest];
+  for (int at = 0; at < end; at += kBlock) {
+    widen_block(keys, slot, at, end, size, wide);
     for (int index = 0; index < count; ++index)
-      scores[size_t(index) * line_width + at] =
-          dot(qkv + row_of(index) * qkv_width + head_of(index), wide, size) * scale;
+      score_block(qkv + row_of(index) * qkv_width + head_of(index), wide, size, scale,
+                  scores + size_t(index) * line_width + at);
   }
   for (int index = 0; index < count; ++index) {
     float* line = scores + size_t(index) * line_width;
@@ -415,13 +501,21 @@ void attend(const Model& model, const Layer& layer, const Step& step, const Run&
     softmax(line, whole, std::max(whole, end), position);
     std::fill_n(mixed + row_of(index) * model.heads * size + head_of(index), size, 0.0f);
   }
-  for (int at = 0; at < end; ++at) {
-    widen(values + slot(at), size, wide);
+  const auto out = [&](int index) {
+    return mixed + row_of(index) * model.heads * size + head_of(index);
+  };
+  const int text = seen.empty() ? last - task.rows : query.start;  // what all rows see
+  for (int at = 0; at < end; at += kBlock) {
+    widen_block(values, slot, at, end, size, wide);
     for (int index = 0; index < count; ++index) {
-      const float share = scores[size_t(index) * line_width + at];
-      if (share == 0) continue;  // a node that the row does not see, whatever is stored there
-      float* out = mixed + row_of(index) * model.heads * size + head_of(index);
-      add_share(share, wide, size, out);
+      const float* shares = scores + size_t(index) * line_width + at;
+      if (at + kBlock <= text) {
+        mix_block(shares, wide, size, out(index));
+        continue;
+      }
+      for (int p = 0; p < std::min(kBlock, end - at); ++p)
+        // Zero: a node that the row does not see, whatever is stored there.
+        if (shares[p] != 0) add_share(shares[p], wide + p * size, size, out(index));
     }
   }
 }
@@ -457,12 +551,14 @@ void activate(const Model& model, int rows, const float* gates, float* inner) {
     const int row = index / parts, begin = index % parts * kPanel;
     const float* gate = gates + size_t(row) * 2 * model.inner;
     float* out = inner + size_t(row) * model.inner;
+    const float* up = gate + model.inner;
     for (int i = begin; i < std::min(begin + kPanel, model.inner); i += kLanes) {
       const int count = std::min(kLanes, model.inner - i);
-      const Floats low = load_some(gate + i, count);
+      const Floats low = count == kLanes ? load(gate + i) : load_some(gate + i, count);
       const Floats active = low / (1.0f + exp(-low));
-      for (int lane = 0; lane < count; ++lane)
-        out[i + lane] = active[lane] * gate[model.inner + i + lane];
+      if (count == kLanes) store(out + i, active * load(up + i));
+      for (int lane = 0; count < kLanes && lane < count; ++lane)
+        out[i + lane] = active[lane] * up[i + lane];
     }
   }
 }
@@ -575,6 +671,13 @@ void forward(const Model& model, const Step& step, Space& space) {
 extern "C" {
 void* tandem_space() { return new Space; }
 void tandem_release(void* space) { delete static_cast<Space*>(space); }
+int64_t tandem_packed(int rows, int columns) {  // how many numbers
+  return (rows + rows % kPair) * int64_t(padded_columns(columns));
+}
+void tandem_pack(const void* weight, int rows, int columns, int bfloat, void* to) {
+  bfloat ? pack(static_cast<const uint16_t*>(weight), rows, columns, static_cast<uint16_t*>(to))
+         : pack(static_cast<const float*>(weight), rows, columns, static_cast<float*>(to));
+}
 // y [rows, matrix.rows] = x [rows, matrix.columns] by the transposed weight, and the bias.
 void tandem_multiply(const Matrix* matrix, const float* x, int rows, float* y, int threads) {
 #pragma omp parallel num_threads(threads)

@@ -41,7 +41,10 @@ def load_kernels() -> ctypes.CDLL | None:
     library.tandem_release.argtypes = (pointer,)
     library.tandem_forward.argtypes = (model, step, pointer)
     library.tandem_multiply.argtypes = (matrix, pointer, number, pointer, number)
-    for name in ("tandem_release", "tandem_forward", "tandem_multiply"):
+    library.tandem_packed.argtypes = (number, number)
+    library.tandem_packed.restype = ctypes.c_int64
+    library.tandem_pack.argtypes = (pointer, number, number, number, pointer)
+    for name in ("tandem_release", "tandem_forward", "tandem_multiply", "tandem_pack"):
         getattr(library, name).restype = None
     return library
 

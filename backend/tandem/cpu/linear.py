@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tandem.cpu.library import STORED, load_kernels
-from tandem.cpu.memory import gather
+from tandem.cpu.memory import zeros
 from tandem.cpu.structures import Matrix
 from tandem.models.layers import Linear
 
@@ -16,13 +16,23 @@ from tandem.models.layers import Linear
 class KernelLinear:
     """y = x Wᵀ + b, the weight read once for all rows."""
 
-    def __init__(self, kernels: ctypes.CDLL, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(
+        self,
+        kernels: ctypes.CDLL,
+        weight: Tensor,
+        bias: Tensor | None,
+        memory: Tensor | None = None,
+    ) -> None:
+        """memory [packed_size(weight)] is where the kernels' copy of the weight goes."""
         self._multiply = kernels.tandem_multiply
-        self.weight = weight.detach()
+        if memory is None:
+            memory = zeros([packed_size(kernels, weight)], weight.dtype)
+        source, bfloat = weight.detach().contiguous(), weight.dtype == torch.bfloat16
+        kernels.tandem_pack(source.data_ptr(), *weight.shape, bfloat, memory.data_ptr())
         self.bias = None if bias is None else bias.detach().float().contiguous()
         address = None if self.bias is None else self.bias.data_ptr()
-        bfloat = weight.dtype == torch.bfloat16
-        self.matrix = Matrix(self.weight.data_ptr(), address, *weight.shape, bfloat)
+        self.memory = memory
+        self.matrix = Matrix(memory.data_ptr(), address, *weight.shape, bfloat)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., columns] to [..., rows], in the dtype of x."""
@@ -37,13 +47,21 @@ class KernelLinear:
 
 
 def use_kernels(model: nn.Module, stored: torch.dtype) -> None:
-    """Has a CPU model's linear layers run by the kernels, where there are any, from weights in the
-    format `stored`."""
+    """Has a CPU model's linear layers run by the kernels, where there are any. Their weights move
+    to where they are read fast, in the format `stored`."""
     kernels = load_kernels()
     if kernels is None or stored not in STORED:
         return
     found = [one for one in model.modules() if isinstance(one, Linear) and one.kernel is None]
-    weights = gather([one.weight.data for one in found], stored)
-    for module, weight in zip(found, weights, strict=True):
-        module.weight.data = weight
-        module.kernel = KernelLinear(kernels, weight, module.bias)
+    sizes = [packed_size(kernels, one.weight) for one in found]
+    parts = zeros([sum(sizes)], stored).split(sizes)
+    for module, part in zip(found, parts, strict=True):
+        weight = module.weight.data.to(stored)
+        module.kernel = KernelLinear(kernels, weight, module.bias, part)
+        module.weight.data = torch.empty(0)
+
+
+def packed_size(kernels: ctypes.CDLL, weight: Tensor) -> int:
+    """Numbers in the kernels' copy of a weight."""
+    size: int = kernels.tandem_packed(*weight.shape)
+    return size

@@ -4,14 +4,13 @@ fifth of the time that reading weights takes, more on a virtual machine."""
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import prod
 
 import torch
 from torch import Tensor
 
 PAGE = 2 << 20
-LINE = 64
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -24,12 +23,3 @@ def zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     start = -whole.data_ptr() % PAGE
     return whole[start : start + size].view(dtype)[:count].view(*shape)
-
-
-def gather(tensors: Sequence[Tensor], dtype: torch.dtype) -> Iterator[Tensor]:
-    """Copies of the tensors, one behind the other; each is made when it is asked for."""
-    widths = [-(-tensor.numel() * dtype.itemsize // LINE) * LINE for tensor in tensors]
-    memory = zeros([sum(widths)], torch.uint8)
-    for tensor, part in zip(tensors, memory.split(widths), strict=True):
-        copy = part.view(dtype)[: tensor.numel()].view(tensor.shape)
-        yield copy.copy_(tensor)
