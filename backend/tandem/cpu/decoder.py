@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +23,14 @@ from tandem.models.feature_head import FeatureHead
 from tandem.models.layers import Linear, RMSNorm
 
 Ints = NDArray[np.int32]
+
+
+class States(NamedTuple):
+    """Hidden states for a draft head."""
+
+    hidden: Tensor
+    """[T, hidden]; [T, width] where they are yet to be fused."""
+    fused: bool
 
 
 class KernelStack:
@@ -78,7 +87,14 @@ class KernelStack:
         )
 
     def _entry(self, head: FeatureHead) -> Entry:
+        fusion, scales = head.fusion, None
+        if fusion is not None and fusion.norms:
+            norms = [norm.weight for norm in fusion.norms if isinstance(norm, RMSNorm)]
+            scales = self._floats(torch.cat(norms))
         return Entry(
+            Matrix() if fusion is None else self._matrix(fusion.fc),
+            scales,
+            1 if fusion is None else max(1, len(fusion.norms)),
             self._vector(head.token_norm),
             self._vector(head.hidden_norm),
             Matrix() if head.project is None else self._matrix(head.project),
@@ -111,14 +127,14 @@ class KernelStack:
         queries: Sequence[Query],
         rows: Sequence[int] | None,
         taps: Sequence[int] | None,
-        states: Tensor | None = None,
+        states: States | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """As `ModelRunner.forward_tapped`; states [T, hidden]: hidden states for a draft head."""
+        """As `ModelRunner.forward_tapped`; states: for a draft head."""
         flat = torch.as_tensor(tokens, dtype=torch.int64).contiguous()
         step = Step(rows=len(flat), tokens=flat.data_ptr())
         if states is not None:
-            states = states.float().contiguous()
-            step.states = states.data_ptr()
+            hidden = states.hidden.float().contiguous()
+            step.states, step.fused = hidden.data_ptr(), states.fused
         picked = np.asarray(range(step.rows) if rows is None else rows, np.int32)
         logits = torch.empty(len(picked), self._model.head.rows)
         wanted = np.asarray(sorted(taps or ()), np.int32)

@@ -114,8 +114,11 @@ struct Layer {
 
 // What a draft head makes of a token's embedding and a hidden state, each with its norm or none.
 // Side by side they are what the first layer's attention reads; with a projection, that is the
-// first layer's input.
+// first layer's input. The hidden state may come of several of the target's.
 struct Entry {
+  Matrix fuse;             // [hidden, width] of the target's, side by side; or none
+  const float* fuse_norm;  // [width] or null
+  int32_t fuse_parts;      // of the width, each normed for itself
   const float *token_norm, *hidden_norm;  // [hidden] or null
   Matrix project;                         // [hidden, 2 * hidden]; its weight null: there is none
   int32_t hidden_first;                   // of the two; otherwise the embedding is
@@ -144,7 +147,8 @@ struct Query {
 struct Step {
   int32_t rows, queries, picked, taps;
   const int64_t* tokens;    // [rows]
-  const float* states;      // [rows, hidden] hidden states for a draft head, or null
+  const float* states;      // hidden states for a draft head, or null: [rows, hidden], or...
+  int32_t fused;            // ... if this is 0, [rows, fuse.columns]
   const Query* query;       // [queries]
   const int32_t* blocks;    // block tables, one after the other
   const int32_t* parents;   // of trees, one after the other
@@ -175,13 +179,17 @@ struct Run {
 
 // What a pass needs room for, kept from pass to pass; all but the last are [rows, ...].
 struct Space {
-  std::vector<float> x, normed, pair, qkv, mixed, gates, inner, delta, scores;
+  std::vector<float> x, normed, wide, fused, pair, qkv, mixed, gates, inner, delta, scores;
 
   void fit(const Model& model, const Step& step, const Run& run) {
     const size_t rows = std::max(step.rows, step.picked), size = model.head_dim;
     grow(x, rows * model.hidden);
     grow(normed, rows * std::max(model.hidden, model.layer[0].qkv.columns));
-    if (step.states) grow(pair, rows * 2 * model.hidden);
+    if (step.states) {
+      grow(wide, rows * model.entry.fuse.columns);
+      grow(fused, rows * model.hidden);
+      grow(pair, rows * 2 * model.hidden);
+    }
     grow(qkv, rows * (model.heads + 2 * model.kv_heads) * size);
     grow(mixed, rows * model.heads * size);
     grow(gates, rows * 2 * model.inner);
@@ -609,9 +617,28 @@ void enter(const Model& model, const Step& step, Space& space) {
   }
 }
 
-// The same for a draft head, of tokens and hidden states.
+// One hidden state of several: what a draft head takes of the target's.
+const float* fuse(const Model& model, const Step& step, Space& space) {
+  const Entry& entry = model.entry;
+  const size_t width = entry.fuse.columns, part = width / entry.fuse_parts;
+  const float* states = step.states;
+  if (entry.fuse_norm) {
+#pragma omp for schedule(static)
+    for (int row = 0; row < step.rows; ++row)
+      for (size_t at = row * width; at < (row + 1) * width; at += part)
+        normalize(states + at, entry.fuse_norm + at % width, int(part), model.epsilon,
+                  &space.wide[at]);
+    states = space.wide.data();
+  }
+  multiply(entry.fuse, states, step.rows, space.fused.data());
+#pragma omp barrier
+  return space.fused.data();
+}
+
+// The embeddings of a draft head's tokens, joined to hidden states.
 void enter_head(const Model& model, const Step& step, const Run& run, Space& space) {
   const Entry& entry = model.entry;
+  const float* states = step.fused ? step.states : fuse(model, step, space);
   const size_t width = model.hidden;
   float* pairs = entry.project.weight ? space.pair.data() : space.normed.data();
   float* x = space.x.data();
@@ -620,7 +647,7 @@ void enter_head(const Model& model, const Step& step, const Run& run, Space& spa
     float *first = pairs + row * 2 * width, *second = first + width;
     float *embedded = entry.hidden_first ? second : first;
     float *hidden = entry.hidden_first ? first : second;
-    const float* state = step.states + row * width;
+    const float* state = states + row * width;
     look_up(model.embedding, step.tokens[row], embedded);
     if (entry.blind_start && run.position[row] == 0) std::fill_n(embedded, width, 0.0f);
     normalize(embedded, entry.token_norm, model.hidden, model.epsilon, embedded);

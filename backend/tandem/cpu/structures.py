@@ -35,6 +35,9 @@ class Entry(Structure):
     """What a draft head makes of tokens and hidden states."""
 
     _fields_ = (
+        ("fuse", Matrix),
+        ("fuse_norm", c_void_p),
+        ("fuse_parts", c_int32),
         ("token_norm", c_void_p),
         ("hidden_norm", c_void_p),
         ("project", Matrix),
@@ -78,6 +81,7 @@ class Step(Structure):
         ("taps", c_int32),
         ("tokens", c_void_p),
         ("states", c_void_p),
+        ("fused", c_int32),
         ("query", c_void_p),
         ("blocks", c_void_p),
         ("parents", c_void_p),

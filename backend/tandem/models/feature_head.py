@@ -11,7 +11,25 @@ from torch import Tensor, nn
 
 from tandem.models.config import ModelConfig
 from tandem.models.decoder import Layer, Stack
-from tandem.models.layers import Embedding, Linear
+from tandem.models.layers import Embedding, Linear, RMSNorm
+
+
+class Fusion(nn.Module):
+    """One vector of the hidden states of several depths, side by side."""
+
+    def __init__(self, columns: int, size: int, parts: int, eps: float, dtype: torch.dtype) -> None:
+        """parts: how many parts of the columns are normed, each for itself."""
+        super().__init__()
+        self.norms = nn.ModuleList(RMSNorm(columns // parts, eps, dtype) for _ in range(parts))
+        self.fc = Linear(columns, size, False, dtype)
+
+    def forward(self, features: Tensor) -> Tensor:
+        if self.norms:
+            parts = features.chunk(len(self.norms), -1)
+            normed = [norm(part) for norm, part in zip(self.norms, parts, strict=True)]
+            features = torch.cat(normed, -1)
+        fused: Tensor = self.fc(features)
+        return fused
 
 
 class FeatureHead(Stack):
@@ -41,6 +59,7 @@ class FeatureHead(Stack):
         width = 2 * config.hidden_size if project is None else None
         super().__init__(config, dtype, embed, head, width)
         self.project = project
+        self.fusion: Fusion | None = None
         self.token_norm: nn.Module = nn.Identity()
         self.hidden_norm: nn.Module = nn.Identity()
         if project is None:
@@ -54,7 +73,7 @@ class FeatureHead(Stack):
 
     def fuse(self, features: Tensor) -> Tensor:
         """The target's hidden states [T, width] as the head takes them [T, hidden]."""
-        return features
+        return features if self.fusion is None else self.fusion(features)
 
     def enter(self, tokens: Tensor, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """tokens, positions [T] and hidden [T, hidden] to the first layer's input [T, hidden] and

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tandem.attention.paged import PagedKVCache
 from tandem.attention.plan import Query
-from tandem.cpu.decoder import KernelStack
+from tandem.cpu.decoder import KernelStack, States
 from tandem.cpu.library import has_kernels
 from tandem.models.feature_head import FeatureHead
 
@@ -33,14 +33,21 @@ class HeadRunner:
         hidden: Tensor,
         queries: Sequence[Query],
         rows: Sequence[int] | None = None,
+        fused: bool = True,
     ) -> tuple[Tensor, Tensor]:
         """tokens [T], hidden [T, hidden] to float32 logits [R, V] of `rows` (None: all) and what
-        stands for the hidden states in the next step [T, hidden]."""
+        stands for the hidden states in the next step [T, hidden].
+
+        fused: `hidden` is what the head has made of the target's hidden states; otherwise it is
+        those, [T, width].
+        """
         if self.by_kernels is None:
+            hidden = hidden if fused else self.head.fuse(hidden)
             logits, made = self._by_torch(tokens, hidden, queries, rows)
         else:
             taps = () if self.head.norm_output else (len(self.head.layers),)
-            logits, features = self.by_kernels.forward(tokens, queries, rows, taps, hidden)
+            states = States(hidden, fused or self.head.fusion is None)
+            logits, features = self.by_kernels.forward(tokens, queries, rows, taps, states)
             assert features is not None
             made = features.to(hidden.dtype)
         return self.head.spread(logits), made

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tandem.drafting.heads.checkpoint import (
     Head,
@@ -20,28 +20,8 @@ from tandem.drafting.heads.features import Mask
 from tandem.drafting.heads.target import Tables
 from tandem.errors import CheckpointError
 from tandem.models.config import ModelConfig
-from tandem.models.feature_head import FeatureHead
+from tandem.models.feature_head import FeatureHead, Fusion
 from tandem.models.layers import Embedding, Linear, RMSNorm
-
-
-class _Norms(nn.Module):
-    """What fc's input passes: nothing, one norm over all of it, or one a tapped layer."""
-
-    def __init__(self, kind: str, taps: int, width: int, eps: float, dtype: torch.dtype) -> None:
-        super().__init__()
-        widths: dict[str, int] = {}
-        if kind == "whole":
-            widths = {"input_norm.weight": taps * width}
-        elif kind == "each":
-            widths = {f"fc_norm.{index}.weight": width for index in range(taps)}
-        self.names = list(widths)
-        self.parts = nn.ModuleList(RMSNorm(each, eps, dtype) for each in widths.values())
-
-    def forward(self, features: Tensor) -> Tensor:
-        if not len(self.parts):
-            return features
-        chunks = features.chunk(len(self.parts), -1)
-        return torch.cat([norm(part) for norm, part in zip(self.parts, chunks, strict=True)], -1)
 
 
 class Eagle3(FeatureHead):
@@ -65,8 +45,8 @@ class Eagle3(FeatureHead):
         self.norm_output = flags.norm_output
         self.normed_residual = flags.norm_before_residual
         width = len(self.taps) * target.hidden_size
-        self.norms = _Norms(flags.fc_norms, len(self.taps), target.hidden_size, eps, dtype)
-        self.fc = Linear(width, size, False, dtype)
+        parts = {"none": 0, "whole": 1, "each": len(self.taps)}[flags.fc_norms]
+        self.fusion = Fusion(width, size, parts, eps, dtype)
         self.token_norm = RMSNorm(size, eps, dtype)
         self.hidden_norm = RMSNorm(size, eps, dtype)
         fill(self, head, self._places(head, owns_embedding))
@@ -77,7 +57,7 @@ class Eagle3(FeatureHead):
 
     def _places(self, head: Head, owns_embedding: bool) -> dict[str, Place]:
         midlayer = "midlayer.mlp.up_proj.weight" in head.tensors
-        names = {"fc": "fc", "norm": "norm", "lm_head": "head"}
+        names = {"fc": "fusion.fc", "norm": "norm", "lm_head": "head"}
         if owns_embedding:
             names["embed_tokens"] = "embed"
         places: dict[str, Place] = {}
@@ -89,12 +69,11 @@ class Eagle3(FeatureHead):
             names[f"{theirs}.post_attention_layernorm"] = f"{ours}.post_norm"
             if not index:
                 names[f"{theirs}.hidden_norm"] = "hidden_norm"
-        norms = {name: Place(f"norms.parts.{i}.weight") for i, name in enumerate(self.norms.names)}
-        return places | norms | {f"{a}.weight": Place(f"{b}.weight") for a, b in names.items()}
-
-    def fuse(self, features: Tensor) -> Tensor:
-        fused: Tensor = self.fc(self.norms(features))
-        return fused
+        parts = len(self.fusion.norms) if self.fusion else 0
+        for index in range(parts):
+            theirs = "input_norm" if parts == 1 else f"fc_norm.{index}"
+            names[theirs] = f"fusion.norms.{index}"
+        return places | {f"{a}.weight": Place(f"{b}.weight") for a, b in names.items()}
 
     def spread(self, logits: Tensor) -> Tensor:
         if self.token_ids is None:

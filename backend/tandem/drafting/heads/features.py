@@ -80,7 +80,7 @@ class FeatureGuesser:
             tokens += request.tokens[start + 1 : start + 1 + len(rows)]
             ends.append(len(tokens) - 1)
         rows_of_all = torch.tensor([row for one in computed for row in one.rows])
-        hidden = self.head.fuse(features.index_select(0, rows_of_all.to(features.device)))
+        hidden = features.index_select(0, rows_of_all.to(features.device))
         queries = [Query(one.request.blocks, one.start, len(one.rows)) for one in computed]
         logits, recurrent = self._read(tokens, hidden, queries, ends)
         for row, (one, end) in enumerate(zip(computed, ends, strict=True)):
@@ -95,8 +95,8 @@ class FeatureGuesser:
         queries: Sequence[Query],
         rows: Sequence[int],
     ) -> tuple[Tensor, Tensor]:
-        """Runs over rows of the texts, as `HeadRunner.step`."""
-        return self.runner.step(tokens, hidden, queries, rows)
+        """Runs over rows of the texts and the target's hidden states, as `HeadRunner.step`."""
+        return self.runner.step(tokens, hidden, queries, rows, fused=False)
 
     def begin(self, decodes: Sequence[Decode]) -> tuple[list[int], Tensor]:
         """What `absorb` has left."""
@@ -150,8 +150,8 @@ class ParallelGuesser(FeatureGuesser):
                 queries.append(Query(request.blocks, len(request.tokens) - 1, lookahead - 1))
                 rows += lookahead - 1
         if rows:
-            hidden = self.head.fuse(self.mask.features[None]).expand(rows, -1)
-            self._masked, _ = self.runner.step([self.mask.token] * rows, hidden, queries)
+            hidden, masks = self.mask.features.expand(rows, -1), [self.mask.token] * rows
+            self._masked, _ = self.runner.step(masks, hidden, queries, fused=False)
         return ready, logits
 
     def extend(self, levels: Sequence[Level]) -> Tensor:

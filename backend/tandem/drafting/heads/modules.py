@@ -54,7 +54,7 @@ class ModulesGuesser(FeatureGuesser):
         queries: Sequence[Query],
         rows: Sequence[int],
     ) -> tuple[Tensor, Tensor]:
-        first, recurrent = self.runners[0].step(tokens, hidden, queries, rows)
+        first, recurrent = self.runners[0].step(tokens, hidden, queries, rows, fused=False)
         made = [recurrent]
         for index, runner in enumerate(self.runners[1:]):
             before = self._of_rows_before(index, made[-1], queries)
