@@ -89,8 +89,7 @@ class KernelStack:
     def _entry(self, head: FeatureHead) -> Entry:
         fusion, scales = head.fusion, None
         if fusion is not None and fusion.norms:
-            norms = [norm.weight for norm in fusion.norms if isinstance(norm, RMSNorm)]
-            scales = self._floats(torch.cat(norms))
+            scales = self._floats(torch.cat(list(fusion.norms.parameters())))
         return Entry(
             Matrix() if fusion is None else self._matrix(fusion.fc),
             scales,
