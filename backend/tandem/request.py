@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -67,20 +68,25 @@ class SamplingParams(BaseModel):
                 "make the minimum no larger than the maximum."
             )
 
-    @property
+    @cached_property
     def greedy(self) -> bool:
         return self.temperature < GREEDY_BELOW
 
-    @property
+    @cached_property
     def penalized(self) -> bool:
         return bool(
             self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0
         )
 
-    @property
+    @cached_property
     def edits_logits(self) -> bool:
         """True where logits depend on more than the model: history, biases, bans."""
         return bool(self.penalized or self.logit_bias or self.min_tokens or self.bad_words)
+
+    @cached_property
+    def takes_best(self) -> bool:
+        """The next token is the one of the largest logit."""
+        return self.greedy and not self.edits_logits
 
 
 @dataclass(slots=True)

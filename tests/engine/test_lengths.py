@@ -1,11 +1,13 @@
 """What drafts are expected to bring and to cost, and the lengths that follow from it."""
 
+import itertools
+
 import numpy as np
 import pytest
 
 from tandem.drafting.costs import EXPLORING, RoundCosts, Times, profile
 from tandem.drafting.gains import PRIOR, Gains
-from tandem.drafting.lengths import Option, best_lengths, rate
+from tandem.drafting.lengths import Option, best_lengths, outlook
 from tests.engine.builders import make_request
 
 FLAT = RoundCosts({1: 1.0, 64: 1.0})
@@ -147,7 +149,7 @@ def test_where_there_is_no_token_there_is_no_draft():
     some = [*options(0.9), *options(0.9, longest=3), *options(0.9, longest=0)]
     seconds = FLAT.passes(100)
     assert best_lengths(seconds, 0.0, some).lengths == [8, 3, 0]
-    assert rate(seconds, 0.0, 1, some[2]) == best_lengths(seconds, 0.0, some[2:]).rate == 1
+    assert outlook(seconds, 1, []).rates == [best_lengths(seconds, 0.0, some[2:]).rate] == [1]
 
 
 @pytest.mark.parametrize("by_model", [False, True])
@@ -155,8 +157,42 @@ def test_where_there_is_no_token_there_is_no_draft():
 def test_a_request_alone_gets_the_length_of_its_best_rate(chance, by_model):
     costs = RoundCosts({1: 1.0, 64: 9.0})
     (option,) = options(chance, by_model=[0] if by_model else [])
-    costs = (costs.passes(20), costs.level(1))
-    assert best_lengths(*costs, [option]).rate == pytest.approx(rate(*costs, 1, option))
+    seconds, level = costs.passes(20), costs.level(1)
+    plan = best_lengths(seconds, level, [option])
+    alone = outlook(seconds, 1, option.gains, level if by_model else 0.0)
+    assert plan.rate == pytest.approx(alone.rates[-1])
+    assert plan.lengths == alone.lengths[-1:]
+
+
+def test_with_fewer_tokens_at_hand_the_best_length_is_among_them():
+    seconds = RoundCosts({1: 1.0, 64: 9.0}).passes(100)
+    gains = options(0.8)[0].gains
+    whole = outlook(seconds, 3, gains)
+    for count in range(len(gains) + 1):
+        alone = outlook(seconds, 3, gains[:count])
+        assert (alone.lengths[-1], alone.rates[-1]) == (whole.lengths[count], whole.rates[count])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_other_lengths_yield_more(seed):
+    """Against all lengths that three requests could have."""
+    random = np.random.default_rng(seed)
+    some = [
+        Option(sorted(random.random(random.integers(0, 5)), reverse=True), bool(by_model))
+        for by_model in random.integers(0, 2, 3)
+    ]
+    seconds = [0.0, *np.cumsum(random.random(30)).tolist()]
+    level = float(random.random())
+    plan = best_lengths(seconds, level, some)
+    assert plan.rate == pytest.approx(_rate(seconds, level, some, plan.lengths))
+    for lengths in itertools.product(*(range(len(one.gains) + 1) for one in some)):
+        assert _rate(seconds, level, some, lengths) <= plan.rate + 1e-9
+
+
+def _rate(seconds, level, some, lengths):
+    tokens = sum(1 + sum(one.gains[:n]) for one, n in zip(some, lengths, strict=True))
+    levels = max(n * one.by_model for one, n in zip(some, lengths, strict=True))
+    return tokens / (seconds[len(some) + sum(lengths)] + level * levels)
 
 
 def test_what_must_be_read_first_is_told_from_a_level_and_weighs_on_the_rate():
@@ -167,6 +203,6 @@ def test_what_must_be_read_first_is_told_from_a_level_and_weighs_on_the_rate():
     assert costs.level(1) == pytest.approx(0.1)
     assert costs.reading(3) == 0
     assert costs.reading(1600) == pytest.approx(1.0)
-    seconds, (ready,) = costs.passes(20), options(0.8, by_model=[0])
-    behind = ready._replace(reading=costs.reading(1600))
-    assert rate(seconds, 0.1, 1, behind) < rate(seconds, 0.1, 1, ready)
+    seconds, gains = costs.passes(20), options(0.8)[0].gains
+    behind = outlook(seconds, 1, gains, 0.1, costs.reading(1600))
+    assert behind.rates[-1] < outlook(seconds, 1, gains, 0.1).rates[-1]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from array import array
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tandem.attention.paged import PagedKVCache
@@ -22,7 +21,7 @@ from tandem.models.decoder import Stack
 from tandem.models.feature_head import FeatureHead
 from tandem.models.layers import Linear, RMSNorm
 
-Ints = NDArray[np.int32]
+Ints: TypeAlias = "array[int]"
 
 
 class States(NamedTuple):
@@ -129,24 +128,23 @@ class KernelStack:
         states: States | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """As `ModelRunner.forward_tapped`; states: for a draft head."""
-        flat = torch.as_tensor(tokens, dtype=torch.int64).contiguous()
-        step = Step(rows=len(flat), tokens=flat.data_ptr())
+        flat = _longs(tokens)
+        step = Step(rows=len(flat), tokens=_address(flat), queries=len(queries))
         if states is not None:
             hidden = states.hidden.float().contiguous()
             step.states, step.fused = hidden.data_ptr(), states.fused
-        picked = np.asarray(range(step.rows) if rows is None else rows, np.int32)
+        picked = array("i", range(step.rows) if rows is None else rows)
         logits = torch.empty(len(picked), self._model.head.rows)
-        wanted = np.asarray(sorted(taps or ()), np.int32)
+        wanted = array("i", sorted(taps or ()))
         features = None
         if taps is not None:
             features = torch.empty(step.rows, max(1, len(wanted)) * self.config.hidden_size)
             address = features.data_ptr()
             step.tapped, step.normed = (address, None) if taps else (None, address)
-        records, blocks, parents = self._queries(queries)
-        step.queries, step.query = len(queries), records.ctypes.data
-        step.blocks, step.parents = blocks.ctypes.data, parents.ctypes.data
-        step.picked, step.pick = len(picked), picked.ctypes.data
-        step.taps, step.tap = len(wanted), wanted.ctypes.data
+        tables = self._queries(queries)
+        step.query, step.blocks, step.parents = map(_address, tables)
+        step.picked, step.pick = len(picked), _address(picked)
+        step.taps, step.tap = len(wanted), _address(wanted)
         step.logits = logits.data_ptr()
         self._model.threads = torch.get_num_threads()
         self._forward(self._model, step, self._space)
@@ -154,16 +152,18 @@ class KernelStack:
 
     def _queries(self, queries: Sequence[Query]) -> tuple[Ints, Ints, Ints]:
         """[queries, 5] as in the kernels' `Query`, and the tables that it points into."""
-        records: list[int] = []
-        blocks: list[int] = []
-        parents: list[int] = []
+        records, blocks, parents = array("i"), array("i"), array("i")
         for query in queries:
             tree = -1 if query.parents is None else len(parents)
-            records += (len(blocks), query.start, query.stored, query.length, tree)
-            blocks += query.blocks[: -(-query.end // self._block_size)]
-            parents += query.parents or ()
-        return (
-            np.array(records, np.int32),
-            np.array(blocks, np.int32),
-            np.array(parents, np.int32),
-        )
+            records.extend((len(blocks), query.start, query.stored, query.length, tree))
+            blocks.extend(query.blocks[: -(-query.end // self._block_size)])
+            parents.extend(query.parents or ())
+        return records, blocks, parents
+
+
+def _longs(tokens: Sequence[int] | Tensor) -> Ints:
+    return array("q", tokens.tolist() if isinstance(tokens, Tensor) else tokens)
+
+
+def _address(numbers: Ints) -> int:
+    return numbers.buffer_info()[0]

@@ -8,19 +8,29 @@ asks no more of the lengths).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import itemgetter
 from typing import NamedTuple
 
+import numpy as np
 
-class Option(NamedTuple):
-    """What a method would draft for a request."""
+
+class Outlook(NamedTuple):
+    """What a method's draft should be worth to a request, if the whole batch did the same."""
 
     gains: list[float]
     """Chance that each of its tokens is kept, never rising."""
+    lengths: list[int]
+    """The best length where 0, 1, 2, ... tokens are at hand, and..."""
+    rates: list[float]
+    """... the tokens a second and request that it should yield."""
+
+
+class Option(NamedTuple):
+    """What a request may draft."""
+
+    gains: list[float]
+    """As in `Outlook`."""
     by_model: bool
     """Each token costs a level of the model's draft too, not only its row of the pass."""
-    reading: float = 0.0
-    """Seconds that the model needs to catch up with the text, spread over the rounds to come."""
 
 
 class Plan(NamedTuple):
@@ -32,62 +42,50 @@ class Plan(NamedTuple):
     """Tokens a second that it should yield."""
 
 
-def rate(seconds: list[float], level: float, batch: int, option: Option) -> float:
-    """Tokens a second and request at the option's best length, if the whole batch did the same.
-
-    seconds: of passes by their rows; level: of each of the model's levels, for the whole batch.
-    """
-    best, tokens = 1 / seconds[batch], 1.0
-    drafting = option.reading
-    rows, more = batch, level if option.by_model else 0.0
-    for gain in option.gains:
+def outlook(
+    seconds: list[float], batch: int, gains: list[float], level: float = 0.0, reading: float = 0.0
+) -> Outlook:
+    """seconds: of passes by their rows; level: of each of a model's levels, for the whole batch;
+    reading: that the model needs to catch up with the text, spread over the rounds to come."""
+    best, best_length, tokens = 1 / seconds[batch], 0, 1.0
+    lengths, rates = [0], [best]
+    rows, drafting = batch, reading
+    for length, gain in enumerate(gains, 1):
         tokens += gain
         rows += batch
-        drafting += more
-        found = tokens / (seconds[rows] + drafting)
-        if found > best:
-            best = found
-    return best
+        drafting += level
+        rate = tokens / (seconds[rows] + drafting)
+        if rate > best:
+            best, best_length = rate, length
+        lengths.append(best_length)
+        rates.append(best)
+    return Outlook(gains, lengths, rates)
 
 
 def best_lengths(seconds: list[float], level: float, options: Sequence[Option]) -> Plan:
-    """The lengths of all requests' drafts that should yield most; seconds and level as in `rate`.
+    """The lengths of all requests' drafts that should yield most; seconds and level as in
+    `outlook`.
 
     For every number of levels that the model could draft, the tokens at hand are taken in the order
     of their gains for as long as that raises the rate of the step.
     """
-    tokens = sorted(
-        [
-            (-gain, owner, place if option.by_model else 0)
-            for owner, option in enumerate(options)
-            for place, gain in enumerate(option.gains, 1)
-        ],
-        key=itemgetter(0),
-    )
-    best, rate, deepest = 0, 0.0, 0
-    for depth in sorted({0, *map(itemgetter(2), tokens)}):
-        losses = [loss for loss, _, level_of in tokens if level_of <= depth]
-        count, found = _best_count(seconds, len(options), losses, level * depth)
-        if found > rate:
-            best, rate, deepest = count, found, depth
-    lengths = [0] * len(options)
-    for _, owner, _ in [token for token in tokens if token[2] <= deepest][:best]:
-        lengths[owner] += 1
-    return Plan(lengths, rate)
-
-
-def _best_count(
-    seconds: list[float], batch: int, losses: list[float], drafting: float
-) -> tuple[int, float]:
-    """How many of the tokens to take, and the rate then; `drafting` takes its seconds anyway.
-
-    losses: the gains, negative.
-    """
-    best, expected = batch, float(batch)
-    rate = expected / (seconds[batch] + drafting)
-    for rows, loss in enumerate(losses, batch + 1):
-        expected -= loss
-        found = expected / (seconds[rows] + drafting)
-        if found > rate:
-            best, rate = rows, found
-    return best - batch, rate
+    batch = len(options)
+    counts = [len(option.gains) for option in options]
+    gains = np.array([gain for option in options for gain in option.gains])
+    order = np.argsort(-gains, kind="stable")
+    owners = np.repeat(np.arange(batch), counts)[order]
+    places = [
+        place if option.by_model else 0
+        for option, count in zip(options, counts, strict=True)
+        for place in range(1, count + 1)
+    ]
+    levels = np.array(places, np.int64)[order]
+    depths = np.unique(np.append(levels, 0))[:, None]
+    taken = np.zeros((len(depths), 1 + len(gains)), np.int64)
+    taken[:, 1:] = levels <= depths
+    expected = np.cumsum(taken * np.append(0.0, gains[order]), 1) + batch
+    taking = np.asarray(seconds)[batch + np.cumsum(taken, 1)] + level * depths
+    rates = expected / taking
+    row, end = divmod(int(rates.argmax()), rates.shape[1])
+    chosen = owners[:end][taken[row, 1 : end + 1] > 0]
+    return Plan(np.bincount(chosen, minlength=batch).tolist(), float(rates[row, end]))

@@ -18,6 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
@@ -25,11 +26,12 @@ from tandem.drafting import Computed, Draft, Proposer, Verdict
 from tandem.drafting.costs import RoundCosts
 from tandem.drafting.gains import Gains
 from tandem.drafting.held import HeldStates
-from tandem.drafting.lengths import Option, best_lengths, rate
+from tandem.drafting.lengths import Option, Outlook, Plan, best_lengths, outlook
 from tandem.request import Request
 from tandem.scheduler import Decode
 
 PROBE = 2  # tokens of a draft that is not expected to pay
+PLANNED_FOR = 4  # rounds that a request's outlooks hold: what they rest on changes slowly
 
 
 class Method(NamedTuple):
@@ -75,6 +77,19 @@ class _Choice(NamedTuple):
     part: _Part
     """A lookup's draft; nothing where the model is to draft."""
     option: Option
+    length: int
+    """Best for this request, if the whole batch did the same, and..."""
+    rate: float
+    """... the tokens a second that it should yield then."""
+
+
+class _Outlooks(NamedTuple):
+    """What each method should be worth to a request."""
+
+    batch: int
+    until: int
+    """The round when they are worked out anew."""
+    by_method: dict[str, Outlook]
 
 
 class MixtureProposer(Proposer):
@@ -102,6 +117,8 @@ class MixtureProposer(Proposer):
         """What lookups found for the requests of this round."""
         self._taken: dict[Request, str] = {}
         """Whose draft is verified in this round."""
+        self._outlooks: WeakKeyDictionary[Request, _Outlooks] = WeakKeyDictionary()
+        self._round = 0
         self._rows = 0
         self._proposed_at: float | None = None
 
@@ -110,13 +127,10 @@ class MixtureProposer(Proposer):
     def propose(self, decodes: Sequence[Decode]) -> Draft:
         if not decodes:
             return Draft([])
+        self._round += 1
         self._look_up(decodes)
-        batch = len(decodes)
-        seconds = self.costs.passes(batch * (1 + self.longest))
-        level = self.costs.level(batch)
-        choices = [self._choose(decode, seconds, level, batch) for decode in decodes]
-        level = self.costs.level(max(1, sum(choice.option.by_model for choice in choices)))
-        plan = best_lengths(seconds, level, [choice.option for choice in choices])
+        choices = [self._choose(decode, len(decodes)) for decode in decodes]
+        plan = self._plan(choices)
         planned = list(zip(choices, plan.lengths, strict=True))
         parts = [choice.part.cut(length) for choice, length in planned]
         self._taken = {
@@ -140,22 +154,45 @@ class MixtureProposer(Proposer):
             for place, decode in enumerate(decodes):
                 self._found[decode.request][method.name] = _part(found, place)
 
-    def _choose(self, decode: Decode, seconds: list[float], level: float, batch: int) -> _Choice:
+    def _choose(self, decode: Decode, batch: int) -> _Choice:
         """What should yield most tokens a second, if the whole batch did the same."""
         request = decode.request
-        choices: list[_Choice] = []
+        known = self._outlooks.get(request)
+        if known is None or known.until <= self._round or known.batch != batch:
+            known = self._outlooks[request] = self._look_ahead(request, batch)
+        found, best = self._found[request], None
         for method in self._methods:
-            part = self._found[request].get(method.name, _NOTHING)
-            count = len(part.tokens)
-            if method is self.model:
-                count = min(decode.lookahead, method.proposer.longest)
+            by_model, part = method is self.model, found.get(method.name, _NOTHING)
+            count = decode.lookahead if by_model else len(part.tokens)
+            gains, lengths, rates = known.by_method[method.name]
+            count = min(count, len(gains))
+            if best is None or rates[count] > best.rate:
+                option = Option(gains[:count], by_model)
+                best = _Choice(method, part, option, lengths[count], rates[count])
+        assert best is not None
+        return best
+
+    def _look_ahead(self, request: Request, batch: int) -> _Outlooks:
+        """Works out what each method should be worth to a request."""
+        seconds, level = self.costs.passes(batch * (1 + self.longest)), self.costs.level(batch)
+        found: dict[str, Outlook] = {}
+        for method in self._methods:
+            count = min(self.longest, method.proposer.longest)
             gains = self._gains[method.name].expected(request, count)
-            option = Option(gains, by_model=False)
             if method is self.model:
                 reading = self.costs.reading(self._unread(request))
-                option = Option(gains, by_model=True, reading=reading)
-            choices.append(_Choice(method, part, option))
-        return max(choices, key=lambda choice: rate(seconds, level, batch, choice.option))
+                found[method.name] = outlook(seconds, batch, gains, level, reading)
+            else:
+                found[method.name] = outlook(seconds, batch, gains)
+        return _Outlooks(batch, self._round + PLANNED_FOR, found)
+
+    def _plan(self, choices: Sequence[_Choice]) -> Plan:
+        """How far each draft reaches."""
+        if len(choices) == 1:
+            return Plan([choices[0].length], choices[0].rate)
+        seconds = self.costs.passes(len(choices) * (1 + self.longest))
+        level = self.costs.level(max(1, sum(choice.option.by_model for choice in choices)))
+        return best_lengths(seconds, level, [choice.option for choice in choices])
 
     def _draft(
         self,
@@ -179,6 +216,8 @@ class MixtureProposer(Proposer):
         began = self._clock()
         read = sum(self._unread(decodes[place].request) for place in mine)
         self._held.show([decodes[place].request for place in mine])
+        for place in mine:  # that it need not read their texts any more changes its outlook
+            self._outlooks.pop(decodes[place].request, None)
         found = model.proposer.propose(
             [decode._replace(lookahead=n) for decode, n in zip(decodes, asked, strict=True)]
         )

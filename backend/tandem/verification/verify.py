@@ -23,7 +23,7 @@ from torch import Tensor
 
 from tandem.drafting import Draft, Verdict
 from tandem.request import Request
-from tandem.verification.sampler import Sampler, by_rejection
+from tandem.verification.sampler import Sampler, best_tokens, by_rejection
 from tandem.verification.scores import Row, scores
 
 
@@ -49,22 +49,7 @@ def verify(
     """
     if not requests:  # the step ran prefill chunks alone
         return []
-    per_request = [
-        node_rows(request, tokens, draft.parents[b] if draft.parents else None)
-        for b, (request, tokens) in enumerate(zip(requests, draft.tokens, strict=True))
-    ]
-    rows = [row for group in per_request for row in group]
-    scored = scores(logits, rows)
-    drawn_from_q = draft.drawn or [draft.q is not None] * len(requests)
-    rejecting = [
-        from_q and by_rejection(request)
-        for from_q, request in zip(drawn_from_q, requests, strict=True)
-    ]
-    kept: list[bool] = []
-    if any(rejecting):
-        judge = _judge_blocks if as_blocks else _reject
-        scored, kept = judge(scored, draft, rejecting, sampler)
-    drawn: list[int] = sampler.draw_scored(scored, rows).tolist()
+    drawn, kept, rejecting = _draw(logits, requests, draft, sampler, as_blocks)
     verdicts: list[Verdict] = []
     first = 0
     for b, (tokens, reject) in enumerate(zip(draft.tokens, rejecting, strict=True)):
@@ -76,6 +61,44 @@ def verify(
             verdicts.append(_walk_matching(tokens, parents, drawn[nodes]))
         first = nodes.stop
     return verdicts
+
+
+class _Drawn(NamedTuple):
+    """What the target makes of R nodes of B requests."""
+
+    tokens: list[int]
+    """[R] its own draw at each, or what replaces the rejected one."""
+    kept: list[bool]
+    """[R] whether the token drafted behind each is kept, where it is judged by p and q."""
+    rejecting: list[bool]
+    """[B] whose are."""
+
+
+def _draw(
+    logits: Tensor,
+    requests: Sequence[Request],
+    draft: Draft,
+    sampler: Sampler,
+    as_blocks: bool,
+) -> _Drawn:
+    if all(request.params.takes_best for request in requests):
+        return _Drawn(best_tokens(logits).tolist(), [], [False] * len(requests))
+    rows = [
+        row
+        for b, (request, tokens) in enumerate(zip(requests, draft.tokens, strict=True))
+        for row in node_rows(request, tokens, draft.parents[b] if draft.parents else None)
+    ]
+    scored = scores(logits, rows)
+    drawn_from_q = draft.drawn or [draft.q is not None] * len(requests)
+    rejecting = [
+        from_q and by_rejection(request)
+        for from_q, request in zip(drawn_from_q, requests, strict=True)
+    ]
+    kept: list[bool] = []
+    if any(rejecting):
+        judge = _judge_blocks if as_blocks else _reject
+        scored, kept = judge(scored, draft, rejecting, sampler)
+    return _Drawn(sampler.draw_scored(scored, rows).tolist(), kept, rejecting)
 
 
 def _walk_matching(tokens: Sequence[int], parents: Sequence[int], drawn: list[int]) -> Verdict:
