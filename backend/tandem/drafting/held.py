@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,16 +16,14 @@ MOST_ROWS = 64  # of an answer, then the model is shown them without being asked
 ROWS_AT_ONCE = 1024
 
 
-class _Held(NamedTuple):
+@dataclass(slots=True)
+class _Held:
     """What the target has computed of an answer, in order."""
 
     start: int
-    features: list[Tensor]
-    """Each [n, width]."""
-
-    @property
-    def rows(self) -> int:
-        return sum(map(len, self.features))
+    rows: int = 0
+    parts: list[tuple[Tensor, Sequence[int]]] = field(default_factory=list)
+    """Passes' hidden states, and which rows of them."""
 
 
 class HeldStates:
@@ -54,8 +52,9 @@ class HeldStates:
                 continue
             held = self._held.get(request)
             if held is None or held.start + held.rows != start:
-                held = self._held[request] = _Held(start, [])
-            held.features.append(features[_selected(rows)])
+                held = self._held[request] = _Held(start)
+            held.rows += len(rows)
+            held.parts.append((features, rows))
         if read:
             self._proposer.absorb(read, features)
         if self._shares_prefixes:
@@ -74,7 +73,7 @@ class HeldStates:
                 self._proposer.absorb(computed, torch.cat(parts))
                 computed, parts, first = [], [], 0
             computed.append(Computed(request, held.start, range(first, first + held.rows)))
-            parts += held.features
+            parts += [features[_selected(rows)] for features, rows in held.parts]
             first += held.rows
         if computed:
             self._proposer.absorb(computed, torch.cat(parts))
