@@ -12,6 +12,7 @@ from tests.engine.builders import make_request
 
 FLAT = RoundCosts({1: 1.0, 64: 1.0})
 STEEP = RoundCosts({1: 1.0, 64: 64.0})
+COUNT = 4  # tokens of the drafts that gains are learnt from
 
 
 def options(*chances, by_model=(), longest=8):
@@ -28,27 +29,39 @@ def lengths_of(costs, *chances, by_model=()):
 
 def learn(gains, request, times, tried, kept):
     for _ in range(times):
-        gains.learn(request, tried, kept)
-    return gains.expected(request, 3)
+        gains.learn(request, COUNT, tried, kept)
+    return gains.expected(request, COUNT)
 
 
 def test_gains_begin_with_the_prior_and_follow_what_was_kept():
     gains, request = Gains(4), make_request([1])
-    assert gains.expected(request, 4) == pytest.approx([PRIOR, PRIOR**2, PRIOR**3, PRIOR**4])
+    assert gains.expected(request, COUNT) == pytest.approx([PRIOR, PRIOR**2, PRIOR**3, PRIOR**4])
     assert learn(gains, request, 300, 4, [1, 2])[:2] == pytest.approx([1, 1], abs=0.03)
 
 
 def test_a_request_begins_with_what_the_method_has_learnt():
     gains = Gains(3)
     learn(gains, make_request([1]), 300, 3, [])
-    assert gains.expected(make_request([1]), 3) == pytest.approx([0, 0, 0], abs=0.02)
+    assert gains.expected(make_request([1]), COUNT) == pytest.approx([0, 0, 0], abs=0.02)
+
+
+def test_drafts_of_other_lengths_are_told_apart():
+    """A lookup that finds much is right more often."""
+    gains, request = Gains(16), make_request([1])
+    for _ in range(100):
+        gains.learn(request, 12, 12, range(1, 13))
+        gains.learn(request, 2, 2, [])
+    assert gains.expected(request, 9)[:9] == pytest.approx([1] * 9, abs=0.02)
+    assert gains.expected(request, 3)[0] < 0.05
+    assert gains.expected(request, 6)[0] == PRIOR
+    assert len(gains.expected(request, 9)) == 15
 
 
 def test_places_that_were_not_tried_are_better_too_where_the_others_are():
     gains, request, other = Gains(4), make_request([1]), make_request([1])
     for kept in ([1, 2, 3, 4], []) * 200:
-        gains.learn(other, 4, kept)
-    usual = gains.expected(make_request([1]), 3)
+        gains.learn(other, COUNT, 4, kept)
+    usual = gains.expected(make_request([1]), COUNT)
     own = learn(gains, request, 50, 1, [1])
     assert own[0] > 0.8
     assert usual[2] * 1.2 < own[2] <= own[0]
@@ -68,9 +81,9 @@ def test_gains_never_rise():
 def test_requests_are_told_apart():
     gains, good, bad = Gains(2), make_request([1]), make_request([1])
     for _ in range(30):
-        gains.learn(good, 2, [1, 2])
-        gains.learn(bad, 2, [])
-    assert gains.expected(good, 2)[1] > 0.7 > 0.3 > gains.expected(bad, 2)[0]
+        gains.learn(good, COUNT, 2, [1, 2])
+        gains.learn(bad, COUNT, 2, [])
+    assert gains.expected(good, COUNT)[1] > 0.7 > 0.3 > gains.expected(bad, COUNT)[0]
 
 
 def test_a_profile_takes_the_least_of_some_tries_and_stops_at_the_most():
@@ -202,7 +215,28 @@ def test_what_must_be_read_first_is_told_from_a_level_and_weighs_on_the_rate():
         costs.observe_draft(1, 2, 10.2, 1000)
     assert costs.level(1) == pytest.approx(0.1)
     assert costs.reading(3) == 0
-    assert costs.reading(1600) == pytest.approx(1.0)
+    assert 0 < costs.reading(160) * 10 == pytest.approx(costs.reading(1600))
     seconds, gains = costs.passes(20), options(0.8)[0].gains
     behind = outlook(seconds, 1, gains, 0.1, costs.reading(1600))
     assert behind.rates[-1] < outlook(seconds, 1, gains, 0.1).rates[-1]
+
+
+def test_what_is_read_is_borne_by_the_drafts_that_come_of_it():
+    often, seldom = RoundCosts({1: 1.0, 64: 1.0}), RoundCosts({1: 1.0, 64: 1.0})
+    for _ in range(200):
+        for costs, drafts in ((often, 40), (seldom, 1)):
+            costs.observe_draft(1, 1, 10.1, 1000)
+            for _ in range(drafts - 1):
+                costs.observe_draft(1, 1, 0.1, 2)
+    assert often.reading(1000) == pytest.approx(10 / 40, rel=0.1)
+    assert seldom.reading(1000) == pytest.approx(10, rel=0.1)
+
+
+def test_what_a_round_takes_besides_its_pass_makes_longer_drafts_pay():
+    costs = RoundCosts({1: 1.0, 64: 20.0})
+    assert lengths_of(costs, 0.8) == [3]
+    for seconds in [3.0] * 20 + [1000.0]:  # and then there was nothing to do for a while
+        costs.observe_between(seconds)
+        costs.observe_pass(1, 1.0)
+    assert costs.passes(1)[1] == pytest.approx(4.0)
+    assert lengths_of(costs, 0.8)[0] > 5

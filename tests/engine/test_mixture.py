@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tandem import SamplingParams
-from tandem.drafting import Computed, Draft, Proposer
+from tandem.drafting import Computed, Draft, Proposer, Verdict
 from tandem.drafting.held import MOST_ROWS, HeldStates
 from tandem.drafting.mixture import Method, MixtureProposer, _Part
 from tandem.drafting.tree import Node, TreeProposer, _Tree
@@ -219,6 +219,18 @@ def test_held_states_begin_anew_where_the_text_was_computed_again():
     held.add([Computed(request, 5, [6])], features)
     held.show([request])
     assert reader.shown[-1] == (request.id, 5, [6.0])
+
+
+def test_the_token_behind_a_cut_is_judged_too_whether_right_or_wrong():
+    chain = _Part([5, 6, 7], None)
+    assert chain.verified(2, Verdict([1, 2], [5, 6, 7])) == (3, [1, 2, 3])
+    assert chain.verified(2, Verdict([1, 2], [5, 6, 9])) == (3, [1, 2])
+    assert chain.verified(2, Verdict([1], [5, 7])) == (3, [1])
+    assert chain.verified(0, Verdict([], [5])) == (1, [1])
+    assert chain.verified(3, Verdict([1, 2, 3], [5, 6, 7, 8])) == (3, [1, 2, 3])
+    tree = _Part([5, 6, 7], [0, 0, 2])
+    assert tree.verified(2, Verdict([2], [6, 7])) == (3, [2, 3])
+    assert tree.verified(2, Verdict([1], [5, 7])) == (3, [1])
 
 
 def test_what_was_not_taken_is_judged_as_far_as_the_text_goes_right_or_wrong():

@@ -323,14 +323,16 @@ template <class W>
 void multiply_as(const Matrix& matrix, const float* x, int rows, float* y) {
   const int64_t threads = omp_get_num_threads(), thread = omp_get_thread_num();
   const int pairs = (matrix.rows + kPair - 1) / kPair;
+  const int blocks = (rows + kMostRows - 1) / kMostRows;  // of rows, alike
   const int begin = int(pairs * thread / threads) * kPair;
   const int end = std::min(int(pairs * (thread + 1) / threads) * kPair, matrix.rows);
   for (int from = begin; from < end; from += kPanel) {
     const int to = std::min(from + kPanel, end);
-    for (int m = 0; m < rows; m += kMostRows) {
+    for (int block = 0; block < blocks; ++block) {
+      const int m = rows * block / blocks;
       const float* in = x + size_t(m) * matrix.columns;
       float* out = y + size_t(m) * matrix.rows;
-      switch (rows - m) {
+      switch (rows * (block + 1) / blocks - m) {
         case 1: panel<W, 1>(in, matrix, from, to, out); break;
         case 2: panel<W, 2>(in, matrix, from, to, out); break;
         case 3: panel<W, 3>(in, matrix, from, to, out); break;

@@ -15,10 +15,11 @@ A_ROW = 0.05  # of a one-row pass, that a further row is expected to add where n
 A_LEVEL = 0.1  # of a pass, that a level of a model's draft is expected to take
 OUTLIER = 2.0  # times what is known: the round may have read a prompt too, and counts for less
 OF_AN_OUTLIER = 0.02
-LEARN_EVERY = 4  # rounds: what takes long changes slowly
+LEARN_EVERY = 16  # rounds: what takes long changes slowly
 EXPLORING = 0.005  # of all time may go into drafts that are not expected to pay
 READ_ALONG = 16  # tokens of a request that a draft reads in passing
-BORNE_BY = 16  # rounds that a model should pay for what it has to read
+BORNE_BY = 16.0  # drafts that pay for what a model had to read, before that is known
+OLD_READINGS = 0.98  # what they count for after a new one
 SIZES = np.array([*range(1, 18), *(part << up for up in range(3, 12) for part in (3, 4))], float)
 LOG_SIZES = np.log2(SIZES)
 PROFILED = (1, 2, 4, 8, 16, 32, 64)
@@ -88,6 +89,10 @@ class RoundCosts:
         """`_levels`, as far as it was asked for."""
         self._reading: float | None = None
         """Seconds a token that the model reads."""
+        self._readings, self._drafts = 1.0, BORNE_BY
+        """How often the model had much to read, and how often it drafted."""
+        self._between: float | None = None
+        """Seconds from a pass to the next: what each round takes besides."""
         self._rounds = 0
         self._elapsed = 0.0
         self._explored = 0.0
@@ -100,10 +105,19 @@ class RoundCosts:
             self._passes.observe(rows, seconds)
             self._by_rows = []
 
+    def observe_between(self, seconds: float) -> None:
+        """So long it took from a pass to the next one, a model's draft not counted. Waiting for
+        work does not count."""
+        if self._between is None or seconds < OUTLIER * self._between:
+            self._between = averaged(self._between, seconds)
+
     def observe_draft(self, requests: int, levels: int, seconds: float, read: int) -> None:
         """A model's draft of so many levels for so many requests took so long; it has read so many
         tokens for them before."""
+        self._drafts += requests
         if read > READ_ALONG * requests:
+            self._readings = OLD_READINGS**requests * self._readings + requests
+            self._drafts *= OLD_READINGS**requests
             reading = max(0.0, seconds - levels * self.level(requests))
             self._reading = averaged(self._reading, reading / read)
         elif seconds > 0:
@@ -121,16 +135,18 @@ class RoundCosts:
         self._explored += seconds
 
     def passes(self, most: int) -> list[float]:
-        """Seconds expected of passes over 0 to at least `most` rows."""
+        """Seconds expected of rounds with passes over 0 to at least `most` rows."""
         if most >= len(self._by_rows):
-            self._by_rows = self._passes.at(np.arange(most + 1)).tolist()
+            rounds = self._passes.at(np.arange(most + 1)) + (self._between or 0.0)
+            self._by_rows = rounds.tolist()
         return self._by_rows
 
     def reading(self, tokens: int) -> float:
-        """Seconds for the model to read so many tokens, as each round of some has to bear them."""
+        """Seconds for the model to read so many tokens, as each draft that will come of it has to
+        bear them."""
         if tokens <= READ_ALONG or self._reading is None:
             return 0.0
-        return tokens * self._reading / BORNE_BY
+        return tokens * self._reading * self._readings / self._drafts
 
     def level(self, requests: int) -> float:
         """Seconds expected of each level of a model's draft for so many requests."""

@@ -61,33 +61,46 @@ class Gains:
 
     A request begins with what is known of the method, and the method with PRIOR. What was learnt of
     a request fades while nothing is drafted, so that the method is tried again.
+
+    Drafts are told apart by their lengths, by powers of two: a lookup that finds much has seen a
+    long match, and is right more often from the first token on.
     """
 
     def __init__(self, longest: int) -> None:
         self._longest = longest
         self._prior = [PRIOR**place for place in range(1, longest + 1)]
-        self._all = _Record(longest, OF_A_METHOD)
-        self._usual: list[float] | None = None
-        self._own: WeakKeyDictionary[Request, _Record] = WeakKeyDictionary()
+        self._all: dict[int, _Record] = {}
+        self._usual: dict[int, list[float]] = {}
+        """Of `_all`, as far as it was asked for."""
+        self._own: WeakKeyDictionary[Request, dict[int, _Record]] = WeakKeyDictionary()
+
+    @staticmethod
+    def size(count: int) -> int:
+        """Drafts of so many tokens are like others of the same size."""
+        return count.bit_length()
 
     def expected(self, request: Request, count: int) -> list[float]:
-        """[count], never rising."""
-        if count == 0:
-            return []
-        if self._usual is None:
-            self._usual = self._all.expected(self._prior)
-        return self._of(request).expected(self._usual[:count])
+        """Of the tokens of a draft like one of `count`, and of no fewer; never rising."""
+        size = self.size(count)
+        if size not in self._usual:
+            record = self._all.setdefault(size, _Record(self._longest, OF_A_METHOD))
+            self._usual[size] = record.expected(self._prior)
+        longest = min(self._longest, (1 << size) - 1)
+        usual, own = self._usual[size][:longest], self._own.get(request, {}).get(size)
+        return usual if own is None else own.expected(usual)
 
-    def learn(self, request: Request, tried: int, kept: Collection[int]) -> None:
-        """Of the first `tried` tokens of a draft (none: there was no draft) those at the places
-        `kept` (1 is the first) were right."""
-        self._of(request).update(tried, kept)
+    def learn(self, request: Request, count: int, tried: int, kept: Collection[int]) -> None:
+        """Of a draft of `count` tokens the first `tried` were judged (none: nothing was drafted),
+        and those at the places `kept` (1 is the first) were right."""
+        own = self._own.get(request)
+        if own is None:
+            own = self._own[request] = {}
+        size = self.size(count)
         if tried:
-            self._all.update(tried, kept)
-            self._usual = None
-
-    def _of(self, request: Request) -> _Record:
-        record = self._own.get(request)
-        if record is None:
-            record = self._own[request] = _Record(self._longest, OF_A_REQUEST)
-        return record
+            for records, memory in ((own, OF_A_REQUEST), (self._all, OF_A_METHOD)):
+                if size not in records:
+                    records[size] = _Record(self._longest, memory)
+                records[size].update(tried, kept)
+            self._usual.pop(size, None)
+        elif size in own:
+            own[size].update(0, ())

@@ -31,7 +31,7 @@ from tandem.request import Request
 from tandem.scheduler import Decode
 
 PROBE = 2  # tokens of a draft that is not expected to pay
-PLANNED_FOR = 4  # rounds that a request's outlooks hold: what they rest on changes slowly
+PLANNED_FOR = 8  # rounds that a request's outlooks hold: what they rest on changes slowly
 
 
 class Method(NamedTuple):
@@ -66,6 +66,16 @@ class _Part(NamedTuple):
                 path.append(node)
         return len(self.tokens), path[1:]
 
+    def verified(self, length: int, verdict: Verdict) -> tuple[int, list[int]]:
+        """Its first `length` tokens were: the same. The one behind them, which was cut off, is
+        known to be right or wrong too, so that a draft that is always cut is not forgotten."""
+        if length == len(self.tokens):
+            return length, verdict.path
+        parent = length if self.parents is None else self.parents[length]
+        follows = parent == (verdict.path[-1] if verdict.path else 0)
+        right = follows and self.tokens[length] == verdict.tokens[-1]
+        return length + 1, [*verdict.path, length + 1] if right else verdict.path
+
 
 _NOTHING = _Part([], None)
 
@@ -84,12 +94,13 @@ class _Choice(NamedTuple):
 
 
 class _Outlooks(NamedTuple):
-    """What each method should be worth to a request."""
+    """What drafts should be worth to a request."""
 
     batch: int
     until: int
     """The round when they are worked out anew."""
-    by_method: dict[str, Outlook]
+    known: dict[tuple[str, int], Outlook]
+    """By method and size of the draft (`Gains.size`), as far as they were asked for."""
 
 
 class MixtureProposer(Proposer):
@@ -112,6 +123,7 @@ class MixtureProposer(Proposer):
         self._held = HeldStates(self.model.proposer, shares_prefixes) if self.model else None
         self.longest = longest
         self._methods = [*self.lookups, *([self.model] if self.model else [])]
+        self._longest_by_model = min(longest, self.model.proposer.longest) if self.model else 0
         self._gains = {method.name: Gains(longest) for method in methods}
         self._found: dict[Request, dict[str, _Part]] = {}
         """What lookups found for the requests of this round."""
@@ -121,6 +133,7 @@ class MixtureProposer(Proposer):
         self._round = 0
         self._rows = 0
         self._proposed_at: float | None = None
+        self._observed_at: float | None = None
 
     # -- drafting ------------------------------------------------------------------------------
 
@@ -128,9 +141,12 @@ class MixtureProposer(Proposer):
         if not decodes:
             return Draft([])
         self._round += 1
+        goes_on = decodes[0].request in self._outlooks
         self._look_up(decodes)
         choices = [self._choose(decode, len(decodes)) for decode in decodes]
         plan = self._plan(choices)
+        if goes_on and self._observed_at is not None:
+            self.costs.observe_between(self._clock() - self._observed_at)
         planned = list(zip(choices, plan.lengths, strict=True))
         parts = [choice.part.cut(length) for choice, length in planned]
         self._taken = {
@@ -157,34 +173,33 @@ class MixtureProposer(Proposer):
     def _choose(self, decode: Decode, batch: int) -> _Choice:
         """What should yield most tokens a second, if the whole batch did the same."""
         request = decode.request
-        known = self._outlooks.get(request)
-        if known is None or known.until <= self._round or known.batch != batch:
-            known = self._outlooks[request] = self._look_ahead(request, batch)
+        outlooks = self._outlooks.get(request)
+        if outlooks is None or outlooks.until <= self._round or outlooks.batch != batch:
+            outlooks = _Outlooks(batch, self._round + PLANNED_FOR, {})
+            self._outlooks[request] = outlooks
         found, best = self._found[request], None
         for method in self._methods:
             by_model, part = method is self.model, found.get(method.name, _NOTHING)
-            count = decode.lookahead if by_model else len(part.tokens)
-            gains, lengths, rates = known.by_method[method.name]
-            count = min(count, len(gains))
+            count = self._longest_by_model if by_model else len(part.tokens)
+            key = method.name, Gains.size(count)
+            if key not in outlooks.known:
+                outlooks.known[key] = self._look_ahead(method, request, count, batch)
+            gains, lengths, rates = outlooks.known[key]
+            count = min(count, decode.lookahead)
             if best is None or rates[count] > best.rate:
                 option = Option(gains[:count], by_model)
                 best = _Choice(method, part, option, lengths[count], rates[count])
         assert best is not None
         return best
 
-    def _look_ahead(self, request: Request, batch: int) -> _Outlooks:
-        """Works out what each method should be worth to a request."""
-        seconds, level = self.costs.passes(batch * (1 + self.longest)), self.costs.level(batch)
-        found: dict[str, Outlook] = {}
-        for method in self._methods:
-            count = min(self.longest, method.proposer.longest)
-            gains = self._gains[method.name].expected(request, count)
-            if method is self.model:
-                reading = self.costs.reading(self._unread(request))
-                found[method.name] = outlook(seconds, batch, gains, level, reading)
-            else:
-                found[method.name] = outlook(seconds, batch, gains)
-        return _Outlooks(batch, self._round + PLANNED_FOR, found)
+    def _look_ahead(self, method: Method, request: Request, count: int, batch: int) -> Outlook:
+        """What a draft of about `count` tokens should be worth."""
+        seconds = self.costs.passes(batch * (1 + self.longest))
+        gains = self._gains[method.name].expected(request, count)
+        if method is not self.model:
+            return outlook(seconds, batch, gains)
+        reading = self.costs.reading(self._unread(request))
+        return outlook(seconds, batch, gains, self.costs.level(batch), reading)
 
     def _plan(self, choices: Sequence[_Choice]) -> Plan:
         """How far each draft reaches."""
@@ -256,16 +271,19 @@ class MixtureProposer(Proposer):
             self._proposed_at = None
         taken, found = self._taken.pop(request), self._found.pop(request)
         for method in self.lookups:
+            part = found[method.name]
             if method.name == taken and drafted:
-                tried, kept = drafted, verdict.path
+                tried, kept = part.verified(drafted, verdict)
             else:
-                tried, kept = found[method.name].judged(verdict.tokens)
-            self._gains[method.name].learn(request, tried, kept)
+                tried, kept = part.judged(verdict.tokens)
+            self._gains[method.name].learn(request, len(part.tokens), tried, kept)
             method.proposer.observe(request, 0, verdict)
         if self.model is not None:
             own = drafted if taken == self.model.name else 0
-            self._gains[self.model.name].learn(request, own, verdict.path if own else ())
+            kept = verdict.path if own else []
+            self._gains[self.model.name].learn(request, self._longest_by_model, own, kept)
             self.model.proposer.observe(request, own, verdict)
+        self._observed_at = self._clock()
 
     def absorb(self, computed: Sequence[Computed], features: Tensor) -> None:
         assert self._held is not None

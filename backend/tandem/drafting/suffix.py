@@ -36,7 +36,7 @@ class SuffixProposer(Proposer):
         tokens: list[list[int]] = []
         parents: list[list[int]] = []
         for request, lookahead in decodes:
-            self._learn(request, request.tokens)
+            self._learn(request, ())
             own, origins = self._guess(request, lookahead) if lookahead else ([], [])
             tokens.append(own)
             parents.append([origin + 1 for origin in origins])
@@ -44,7 +44,7 @@ class SuffixProposer(Proposer):
 
     def observe(self, request: Request, drafted: int, verdict: Verdict) -> None:
         """The last tokens of an answer are learnt here: nothing is proposed behind them."""
-        self._learn(request, [*request.tokens, *verdict.tokens])
+        self._learn(request, verdict.tokens)
 
     def _guess(self, request: Request, lookahead: int) -> tuple[list[int], list[int]]:
         draft = self.cache.speculate(
@@ -57,8 +57,9 @@ class SuffixProposer(Proposer):
         )
         return list(draft.token_ids), list(draft.parents)
 
-    def _learn(self, request: Request, tokens: Sequence[int]) -> None:
-        """Shows the trees what is new; a request that ends is forgotten, its answer is not."""
+    def _learn(self, request: Request, behind: Sequence[int]) -> None:
+        """Shows the trees what is new of the text and of what is about to follow it; a request that
+        ends is forgotten, its answer is not."""
         if request not in self._known:
             key = self._next_key
             self._next_key += 1
@@ -66,7 +67,8 @@ class SuffixProposer(Proposer):
             self._known[request] = request.num_prompt
             self.cache.start_request(key, list(request.tokens[: request.num_prompt]))
             weakref.finalize(request, self.cache.stop_request, key)
-        new = tokens[self._known[request] :]
+        known = self._known[request]
+        new = [*request.tokens[known:], *behind[max(0, known - len(request.tokens)) :]]
         if new:
-            self.cache.add_active_response(self._keys[request], list(new))
-            self._known[request] = len(tokens)
+            self.cache.add_active_response(self._keys[request], new)
+            self._known[request] = known + len(new)
