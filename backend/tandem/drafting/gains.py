@@ -8,8 +8,8 @@ from weakref import WeakKeyDictionary
 from tandem.request import Request
 
 PRIOR = 0.7  # of a token behind kept ones, before anything is known
-TRUST = 4.0  # drafts that what is believed beforehand counts for
-OF_A_REQUEST = 0.9  # what a request's earlier drafts count for after a new one
+TRUST = 16.0  # drafts that what is believed beforehand counts for
+OF_A_REQUEST = 0.95  # what a request's earlier drafts count for after a new one
 OF_A_METHOD = 0.998
 HEAVIEST = 1e6
 UNUSED = 0.97  # what they count for after a round without one
@@ -40,6 +40,19 @@ class _Record:
             self._kept = [count / self._weight for count in self._kept]
             self._weight = 1.0
 
+    def usual(self) -> list[float]:
+        """What was seen at each place, mixed with what the places before suggest: that chances go
+        on falling as they did. A place that was never reached must not look worse than it may be,
+        or it never would be."""
+        trust = TRUST * self._weight
+        found: list[float] = []
+        own, guess = 1.0, PRIOR
+        for place, (tried, kept) in enumerate(zip(self._tried, self._kept, strict=True), 1):
+            own = min(own, (kept + trust * guess) / (tried + trust))
+            found.append(own)
+            guess = own ** ((place + 1) / place)
+        return found
+
     def expected(self, usual: list[float]) -> list[float]:
         """What was seen at each place, mixed with what the place before suggests: that chances fall
         as they usually do."""
@@ -68,7 +81,6 @@ class Gains:
 
     def __init__(self, longest: int) -> None:
         self._longest = longest
-        self._prior = [PRIOR**place for place in range(1, longest + 1)]
         self._all: dict[int, _Record] = {}
         self._usual: dict[int, list[float]] = {}
         """Of `_all`, as far as it was asked for."""
@@ -84,7 +96,7 @@ class Gains:
         size = self.size(count)
         if size not in self._usual:
             record = self._all.setdefault(size, _Record(self._longest, OF_A_METHOD))
-            self._usual[size] = record.expected(self._prior)
+            self._usual[size] = record.usual()
         longest = min(self._longest, (1 << size) - 1)
         usual, own = self._usual[size][:longest], self._own.get(request, {}).get(size)
         return usual if own is None else own.expected(usual)

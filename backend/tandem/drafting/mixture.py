@@ -154,13 +154,15 @@ class MixtureProposer(Proposer):
             for decode, choice in zip(decodes, choices, strict=True)
         }
         q = None
-        if self.model is not None:
+        by_model = any(choice.option.by_model for choice in choices)
+        if self.model is not None and (by_model or self.costs.may_explore):
             asked = [length * choice.option.by_model for choice, length in planned]
             waived = [sum(choice.option.gains[:n]) / plan.rate for choice, n in planned]
             q = self._draft(self.model, decodes, asked, parts, waived)
         self._rows = sum(1 + len(part.tokens) for part in parts)
         self._proposed_at = self._clock()
-        return _joined(parts, q, [self._is_models(decode.request) for decode in decodes])
+        drawn = None if q is None else [self._is_models(decode.request) for decode in decodes]
+        return _joined(parts, q, drawn)
 
     def _look_up(self, decodes: Sequence[Decode]) -> None:
         """Asks every lookup."""
@@ -294,14 +296,11 @@ def _part(draft: Draft, index: int) -> _Part:
     return _Part(draft.tokens[index], draft.parents[index] if draft.parents else None)
 
 
-def _joined(parts: Sequence[_Part], q: Tensor | None, drawn: list[bool]) -> Draft:
-    trees = any(part.parents is not None for part in parts)
+def _joined(parts: Sequence[_Part], q: Tensor | None, drawn: list[bool] | None) -> Draft:
+    tokens = [part.tokens for part in parts]
+    if all(part.parents is None for part in parts):
+        return Draft(tokens, None, q, drawn)
     parents = [
         list(range(len(part.tokens))) if part.parents is None else part.parents for part in parts
     ]
-    return Draft(
-        [part.tokens for part in parts],
-        parents if trees else None,
-        q,
-        drawn if q is not None else None,
-    )
+    return Draft(tokens, parents, q, drawn)
