@@ -62,7 +62,7 @@ def test_places_that_were_not_tried_are_better_too_where_the_others_are():
     for kept in ([1, 2, 3, 4], []) * 200:
         gains.learn(other, COUNT, 4, kept)
     usual = gains.expected(make_request([1]), COUNT)
-    own = learn(gains, request, 50, 1, [1])
+    own = learn(gains, request, 90, 1, [1])
     assert own[0] > 0.8
     assert usual[2] * 1.2 < own[2] <= own[0]
 

@@ -8,8 +8,9 @@ from weakref import WeakKeyDictionary
 from tandem.request import Request
 
 PRIOR = 0.7  # of a token behind kept ones, before anything is known
-TRUST = 16.0  # drafts that what is believed beforehand counts for
-OF_A_REQUEST = 0.95  # what a request's earlier drafts count for after a new one
+TRUST = 24.0  # of a request's drafts, that what its method is known for counts for
+FIRST_TRUST = 4.0  # of a method's drafts, that what is believed beforehand counts for
+OF_A_REQUEST = 0.97  # what a request's earlier drafts count for after a new one
 OF_A_METHOD = 0.998
 HEAVIEST = 1e6
 UNUSED = 0.97  # what they count for after a round without one
@@ -44,7 +45,7 @@ class _Record:
         """What was seen at each place, mixed with what the places before suggest: that chances go
         on falling as they did. A place that was never reached must not look worse than it may be,
         or it never would be."""
-        trust = TRUST * self._weight
+        trust = FIRST_TRUST * self._weight
         found: list[float] = []
         own, guess = 1.0, PRIOR
         for place, (tried, kept) in enumerate(zip(self._tried, self._kept, strict=True), 1):
