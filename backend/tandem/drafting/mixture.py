@@ -31,6 +31,8 @@ from tandem.request import Request
 from tandem.scheduler import Decode
 
 PROBE = 2  # tokens of a draft that is not expected to pay
+MARGIN = 1.05  # times the rate of others, that a model must promise: the best of several estimates
+# is on average too good, and where it was wrong a model costs more than a lookup
 PLANNED_FOR = 8  # rounds that a request's outlooks hold: what they rest on changes slowly
 
 
@@ -188,7 +190,8 @@ class MixtureProposer(Proposer):
                 outlooks.known[key] = self._look_ahead(method, request, count, batch)
             gains, lengths, rates = outlooks.known[key]
             count = min(count, decode.lookahead)
-            if best is None or rates[count] > best.rate:
+            least = MARGIN if by_model else 1.0
+            if best is None or rates[count] > least * best.rate:
                 option = Option(gains[:count], by_model)
                 best = _Choice(method, part, option, lengths[count], rates[count])
         assert best is not None
