@@ -36,7 +36,7 @@ class Summary(NamedTuple):
     """A contender's runs over all prompts and repeats."""
 
     tokens_per_second: float
-    """Median over repeats of tokens by seconds, all prompts together."""
+    """All prompts together, of each the median over repeats."""
     acceptance_rate: float
     tokens_per_round: float
 
