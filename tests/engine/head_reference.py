@@ -62,6 +62,8 @@ class Reference:
     def fuse(self, features):
         if self.method == "peagle":
             features = self.norm("input_norm", features)
+        if self.method == "eagle31":
+            features = self.norm("fc_norm.0", features)
         return features @ self.t["fc.weight"].T
 
     def modules(self, hidden, tokens):
@@ -127,7 +129,7 @@ class Reference:
         x = self.decoder(name, normed if self.method == "peagle" else hidden, both)
         if self.method == "peagle":
             x = self.decoder("layers.1", x, self.norm("layers.1.input_layernorm", x))
-        return self.norm("norm", x), x
+        return self.norm("norm", x), self.norm("norm", x) if self.method == "eagle31" else x
 
     def decoder(self, prefix, residual, x):
         """Plain causal attention and MLP."""

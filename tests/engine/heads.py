@@ -25,10 +25,11 @@ class Shape(NamedTuple):
 
 TINY = Shape()
 DEMO = Shape(512, 4096, 1408, 8, 4)
-LAYER_IDS = {"eagle3": [0, 1], "peagle": [0, 2]}
+LAYER_IDS = {"eagle3": [0, 1], "eagle31": [1], "peagle": [0, 2]}
 METHODS = {
     "eagle": "eagle",
     "eagle3": "eagle3",
+    "eagle31": "eagle3",
     "peagle": "eagle3",
     "mtp": "mtp",
     "mtp3": "mtp",
@@ -80,21 +81,24 @@ def layout(method: str, of: Shape) -> tuple[dict[str, Any], dict[str, list[int]]
             "embed_tokens.weight": [vocab, hidden],
         }
         return _config(of, architectures=["LlamaForCausalLM"], bias=True), shapes
-    if method == "eagle3":
+    if method in ("eagle3", "eagle31"):
+        ids = LAYER_IDS[method]
         shapes = attention("midlayer", of, 2 * hidden) | {
-            "fc.weight": [hidden, 2 * hidden],
+            "fc.weight": [hidden, len(ids) * hidden],
             "midlayer.hidden_norm.weight": [hidden],
             "midlayer.input_layernorm.weight": [hidden],
             "norm.weight": [hidden],
             "lm_head.weight": [own_vocab, hidden],
         }
-        ids = {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": LAYER_IDS[method]}
         config = _config(
             of,
             architectures=["LlamaForCausalLMEagle3"],
             draft_vocab_size=own_vocab,
-            eagle_config=ids,
+            eagle_config={"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": ids},
         )
+        if method == "eagle31":
+            shapes["fc_norm.0.weight"] = [hidden]
+            config |= {"fc_norm": True, "norm_output": True}
         return config, shapes
     if method == "peagle":
         return _speculators(of, own_vocab)

@@ -1,5 +1,6 @@
 """The CPU kernels: torch's numbers, and the same bits whatever is computed beside a row."""
 
+import mmap
 import random
 import shutil
 
@@ -11,6 +12,7 @@ from tandem.attention.plan import Query
 from tandem.cpu import library
 from tandem.cpu.library import load_kernels
 from tandem.cpu.linear import KernelLinear
+from tandem.cpu.memory import zeros
 from tandem.models.config import read_model_config
 from tandem.runners.model_runner import ModelRunner
 from tests.engine.checkpoints import make_checkpoint
@@ -115,6 +117,17 @@ def test_strangers_and_threads_change_no_bit(runner):
     finally:
         torch.set_num_threads(1)
     assert torch.equal(batch[9:12], alone)
+
+
+def test_memory_is_zero_whatever_pages_the_system_has(monkeypatch):
+    class Plain(mmap.mmap):
+        def madvise(self, *arguments):
+            raise OSError
+
+    for kind in (mmap.mmap, Plain):
+        monkeypatch.setattr("tandem.cpu.memory.mmap.mmap", kind)
+        for shape in ([3, 5], [0, 4], [1 << 20]):
+            assert torch.equal(zeros(shape, torch.float32), torch.zeros(shape))
 
 
 def test_hidden_states_without_taps_are_those_behind_the_last_norm(runner):

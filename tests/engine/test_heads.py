@@ -12,8 +12,10 @@ from tandem.drafting.heads.checkpoint import read_head
 from tandem.errors import CheckpointError
 from tests.engine.head_reference import GUESSES, Reference
 from tests.engine.heads import (
+    HIDDEN,
     METHODS,
     VOCAB,
+    Shape,
     drafting,
     make_head,
 )
@@ -23,6 +25,7 @@ from tests.engine.references import hf_greedy
 DAMAGED = {
     "eagle": "fc.weight",
     "eagle3": "midlayer.self_attn.k_proj.weight",
+    "eagle31": "fc_norm.0.weight",
     "peagle": "layers.1.mlp.up_proj.weight",
     "mtp": "model.mtp_layers.0.final_layernorm.weight",
     "mtp3": "model.mtp_layers.2.input_proj.weight",
@@ -271,6 +274,15 @@ def test_a_target_of_two_ranks_has_a_head_too(engine, heads, prompts, expected, 
     outputs = one.generate(prompts, SamplingParams(temperature=0, max_tokens=LENGTH))
     assert [output.token_ids for output in outputs] == expected
     assert sum(output.stats.drafted for output in outputs)
+
+
+@pytest.mark.parametrize("method", ["eagle", "mtp"])
+@pytest.mark.parametrize("hidden", [HIDDEN // 2, HIDDEN * 2])
+def test_a_head_for_a_target_of_another_width_is_refused(engine, tmp_path, method, hidden):
+    shape = Shape(hidden=hidden)
+    folder = make_head(tmp_path / "head", method, shape=shape, head_dim=hidden // shape.heads)
+    with pytest.raises(CheckpointError, match=f"of {hidden} numbers, the target has {HIDDEN}"):
+        engine(**drafting(method, folder))
 
 
 def test_layers_that_the_target_lacks_are_refused(engine, tmp_path):

@@ -238,5 +238,5 @@ def test_what_a_round_takes_besides_its_pass_makes_longer_drafts_pay():
     for seconds in [3.0] * 20 + [1000.0]:  # and then there was nothing to do for a while
         costs.observe_between(seconds)
         costs.observe_pass(1, 1.0)
-    assert costs.passes(1)[1] == pytest.approx(4.0)
+    assert 4.0 < costs.passes(1)[1] < 5.0
     assert lengths_of(costs, 0.8)[0] > 5

@@ -158,6 +158,11 @@ class Reader(Proposer):
             self.shown.append((request.id, start, features[list(rows), 0].tolist()))
 
 
+def held_storage(held, request, features):
+    """Whether what is held of a request keeps all of a pass."""
+    return any(part.data_ptr() == features.data_ptr() for part, _ in held._held[request].parts)
+
+
 def test_held_states_are_shown_in_order_when_asked_for_or_too_many():
     reader = Reader()
     held = HeldStates(reader, shares_prefixes=True)
@@ -171,6 +176,7 @@ def test_held_states_are_shown_in_order_when_asked_for_or_too_many():
     held.show([request])
     assert reader.shown[1:] == [(request.id, 3, [5.0, 7.0, 9.0])]
     assert (held.rows(request), held.rows(other)) == (0, 1)
+    assert not held_storage(held, other, features)  # of a large pass nothing else is kept
     for start in range(4, 3 + MOST_ROWS):
         held.add([Computed(other, start, [start])], features)
     (_, start, values) = reader.shown[-1]

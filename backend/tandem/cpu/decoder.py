@@ -33,8 +33,7 @@ class States(NamedTuple):
 
 
 class KernelStack:
-    """Layers with their KV cache, norm and head. Weights stay where they are: in float32 or
-    bfloat16."""
+    """Layers with their KV cache, norm and head, whose linear layers are the kernels' already."""
 
     def __init__(self, stack: Stack, cache: PagedKVCache, first: int = 0) -> None:
         """first: the layer of the cache where these begin."""
@@ -132,6 +131,9 @@ class KernelStack:
         step = Step(rows=len(flat), tokens=_address(flat), queries=len(queries))
         if states is not None:
             hidden = states.hidden.float().contiguous()
+            width = self.config.hidden_size if states.fused else self._model.entry.fuse.columns
+            if hidden.shape != (len(flat), width):
+                raise ValueError(f"hidden states of {tuple(hidden.shape)} where {width} are due")
             step.states, step.fused = hidden.data_ptr(), states.fused
         picked = array("i", range(step.rows) if rows is None else rows)
         logits = torch.empty(len(picked), self._model.head.rows)

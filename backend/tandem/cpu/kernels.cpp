@@ -29,13 +29,9 @@ constexpr int kLanes = 8;
 typedef float Floats __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
 typedef int32_t Ints __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
 typedef uint32_t Words __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
-typedef uint16_t Halves __attribute__((vector_size(kLanes * 2), aligned(2), may_alias));
 
+// A bfloat16 is the upper half of a float.
 inline Floats load(const float* from) { return *reinterpret_cast<const Floats*>(from); }
-inline Floats load(const uint16_t* from) {  // bfloat16 is the upper half of a float
-  const Halves half = *reinterpret_cast<const Halves*>(from);
-  return reinterpret_cast<Floats>(__builtin_convertvector(half, Words) << 16);
-}
 inline void store(float* to, Floats value) { *reinterpret_cast<Floats*>(to) = value; }
 // a * b + c, rounded once. Left to the compiler, it would depend on what stands around it.
 inline Floats fused(Floats a, Floats b, Floats c) {
@@ -185,10 +181,10 @@ struct Space {
     const size_t rows = std::max(step.rows, step.picked), size = model.head_dim;
     grow(x, rows * model.hidden);
     grow(normed, rows * std::max(model.hidden, model.layer[0].qkv.columns));
-    if (step.states) {
+    if (step.states) grow(pair, rows * 2 * model.hidden);
+    if (step.states && !step.fused) {
       grow(wide, rows * model.entry.fuse.columns);
       grow(fused, rows * model.hidden);
-      grow(pair, rows * 2 * model.hidden);
     }
     grow(qkv, rows * (model.heads + 2 * model.kv_heads) * size);
     grow(mixed, rows * model.heads * size);
@@ -261,6 +257,7 @@ inline size_t padded_columns(int columns) { return (size_t(columns) + kChunk - 1
 template <class W>
 void pack(const W* weight, int rows, int columns, W* to) {
   const size_t width = padded_columns(columns);
+#pragma omp parallel for schedule(static)
   for (int row = 0; row < rows + rows % kPair; ++row)
     for (size_t k = 0; k < width; ++k) {
       const size_t within = k % kChunk;

@@ -1,4 +1,4 @@
-"""Linear layers by the kernels, for models that are not run as a whole by them."""
+"""Linear layers by the kernels, and their weights as the kernels read them."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 from math import prod
 
 import torch
@@ -16,9 +17,9 @@ PAGE = 2 << 20
 def zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Like `torch.zeros`; it takes real memory page by page, when written to."""
     count = prod(shape)
-    size = max(1, count * dtype.itemsize)
+    size = max(1, count) * dtype.itemsize
     memory = mmap.mmap(-1, size + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
+    with suppress(AttributeError, OSError):  # a system without large pages has others
         memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     start = -whole.data_ptr() % PAGE

@@ -4,7 +4,8 @@ from ctypes import POINTER, Structure, c_float, c_int32, c_void_p
 
 
 class Matrix(Structure):
-    """A linear layer: weight [rows, columns], bias [rows] or null."""
+    """A linear layer: weight [rows, columns], packed, and bias [rows] or null; or an embedding, as
+    it is stored."""
 
     _fields_ = (
         ("weight", c_void_p),

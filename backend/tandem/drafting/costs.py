@@ -76,8 +76,8 @@ class Times:
 
 
 class RoundCosts:
-    """Seconds of a target pass by its rows, and of each level of a model's draft by how many
-    requests it drafts for."""
+    """Seconds of a round by the rows of its target pass, and of each level of a model's draft by
+    how many requests it drafts for."""
 
     def __init__(self, passes: Mapping[int, float] | None = None) -> None:
         """passes: seconds of passes over so many rows, from a profile."""
@@ -106,10 +106,10 @@ class RoundCosts:
             self._by_rows = []
 
     def observe_between(self, seconds: float) -> None:
-        """So long it took from a pass to the next one, a model's draft not counted. Waiting for
-        work does not count."""
-        if self._between is None or seconds < OUTLIER * self._between:
-            self._between = averaged(self._between, seconds)
+        """So long it took from a pass to the next one, a model's draft not counted."""
+        if self._between is not None:
+            seconds = min(seconds, OUTLIER * self._between)
+        self._between = averaged(self._between, seconds)
 
     def observe_draft(self, requests: int, levels: int, seconds: float, read: int) -> None:
         """A model's draft of so many levels for so many requests took so long; it has read so many
@@ -135,7 +135,7 @@ class RoundCosts:
         self._explored += seconds
 
     def passes(self, most: int) -> list[float]:
-        """Seconds expected of rounds with passes over 0 to at least `most` rows."""
+        """Seconds expected of rounds whose passes have 0 to at least `most` rows."""
         if most >= len(self._by_rows):
             rounds = self._passes.at(np.arange(most + 1)) + (self._between or 0.0)
             self._by_rows = rounds.tolist()

@@ -13,6 +13,7 @@ FIRST_TRUST = 4.0  # of a method's drafts, that what is believed beforehand coun
 OF_A_REQUEST = 0.97  # what a request's earlier drafts count for after a new one
 OF_A_METHOD = 0.998
 HEAVIEST = 1e6
+LEAST = 1e-9  # of a chance: others are divided by it
 UNUSED = 0.97  # what they count for after a round without one
 
 
@@ -49,7 +50,7 @@ class _Record:
         found: list[float] = []
         own, guess = 1.0, PRIOR
         for place, (tried, kept) in enumerate(zip(self._tried, self._kept, strict=True), 1):
-            own = min(own, (kept + trust * guess) / (tried + trust))
+            own = max(LEAST, min(own, (kept + trust * guess) / (tried + trust)))
             found.append(own)
             guess = own ** ((place + 1) / place)
         return found

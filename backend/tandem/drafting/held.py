@@ -14,6 +14,7 @@ from tandem.request import Request
 
 MOST_ROWS = 64  # of an answer, then the model is shown them without being asked
 ROWS_AT_ONCE = 1024
+MOST_KEPT = 64  # rows of a pass that are kept for some of them
 
 
 @dataclass(slots=True)
@@ -54,7 +55,10 @@ class HeldStates:
             if held is None or held.start + held.rows != start:
                 held = self._held[request] = _Held(start)
             held.rows += len(rows)
-            held.parts.append((features, rows))
+            if len(features) > MOST_KEPT:  # or a few rows would keep a whole prompt's
+                held.parts.append((features[list(rows)], range(len(rows))))
+            else:
+                held.parts.append((features, rows))
         if read:
             self._proposer.absorb(read, features)
         if self._shares_prefixes:

@@ -45,8 +45,9 @@ class Plan(NamedTuple):
 def outlook(
     seconds: list[float], batch: int, gains: list[float], level: float = 0.0, reading: float = 0.0
 ) -> Outlook:
-    """seconds: of passes by their rows; level: of each of a model's levels, for the whole batch;
-    reading: that the model needs to catch up with the text, spread over the rounds to come."""
+    """seconds: of rounds by the rows of their passes; level: of each of a model's levels, for the
+    whole batch; reading: that the model needs to catch up with the text, spread over the drafts
+    to come."""
     best, best_length, tokens = 1 / seconds[batch], 0, 1.0
     lengths, rates = [0], [best]
     rows, drafting = batch, reading

@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from tandem.drafting import Computed, Draft, Proposer, Verdict
-from tandem.drafting.costs import RoundCosts
+from tandem.drafting.costs import READ_ALONG, RoundCosts
 from tandem.drafting.gains import Gains
 from tandem.drafting.held import HeldStates
 from tandem.drafting.lengths import Option, Outlook, Plan, best_lengths, outlook
@@ -136,6 +136,8 @@ class MixtureProposer(Proposer):
         self._rows = 0
         self._proposed_at: float | None = None
         self._observed_at: float | None = None
+        self._first: Request | None = None
+        """Of the last round's requests: where it goes on, nothing was waited for in between."""
 
     # -- drafting ------------------------------------------------------------------------------
 
@@ -143,7 +145,7 @@ class MixtureProposer(Proposer):
         if not decodes:
             return Draft([])
         self._round += 1
-        goes_on = decodes[0].request in self._outlooks
+        goes_on, self._first = decodes[0].request is self._first, decodes[0].request
         self._look_up(decodes)
         choices = [self._choose(decode, len(decodes)) for decode in decodes]
         plan = self._plan(choices)
@@ -234,15 +236,16 @@ class MixtureProposer(Proposer):
             return None
         assert self._held is not None
         began = self._clock()
-        read = sum(self._unread(decodes[place].request) for place in mine)
-        self._held.show([decodes[place].request for place in mine])
-        for place in mine:  # that it need not read their texts any more changes its outlook
-            self._outlooks.pop(decodes[place].request, None)
+        unread = {request: self._unread(request) for request in (decodes[i].request for i in mine)}
+        self._held.show(list(unread))
+        for request, rows in unread.items():
+            if rows > READ_ALONG:  # that it need not read them again changes its outlook
+                self._outlooks.pop(request, None)
         found = model.proposer.propose(
             [decode._replace(lookahead=n) for decode, n in zip(decodes, asked, strict=True)]
         )
         seconds = self._clock() - began
-        self.costs.observe_draft(len(mine), max(asked), seconds, read)
+        self.costs.observe_draft(len(mine), max(asked), seconds, sum(unread.values()))
         if probed is not None:
             count = len(decodes)
             passes = self.costs.passes(count + PROBE)

@@ -148,6 +148,15 @@ def layer_places(config: ModelConfig, theirs: str, ours: str) -> dict[str, Place
     return places
 
 
+def check_width(head: Head, config: ModelConfig, target: ModelConfig) -> None:
+    """A head that takes the target's hidden states as they are has layers of their width."""
+    if config.hidden_size != target.hidden_size:
+        raise CheckpointError(
+            f"{head.folder} was made for hidden states of {config.hidden_size} numbers, the target "
+            f"has {target.hidden_size}: use the head that was trained for this target."
+        )
+
+
 def layer_config(head: Head, target: ModelConfig, layers: int = 1) -> ModelConfig:
     """Shape of the head's layers; what its config.json leaves out is the target's.
 

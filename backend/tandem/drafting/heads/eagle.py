@@ -6,7 +6,14 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tandem.drafting.heads.checkpoint import Head, Place, fill, layer_config, layer_places
+from tandem.drafting.heads.checkpoint import (
+    Head,
+    Place,
+    check_width,
+    fill,
+    layer_config,
+    layer_places,
+)
 from tandem.drafting.heads.target import Tables
 from tandem.models.config import ModelConfig
 from tandem.models.feature_head import FeatureHead
@@ -18,6 +25,7 @@ class Eagle(FeatureHead):
 
     def __init__(self, head: Head, target: ModelConfig, tables: Tables, dtype: torch.dtype) -> None:
         config = layer_config(head, target)
+        check_width(head, config, target)
         bias = "fc.bias" in head.tensors
         owns_embedding = "embed_tokens.weight" in head.tensors
         embed = tables.embed

@@ -46,6 +46,7 @@ class Eagle3(FeatureHead):
         self.normed_residual = flags.norm_before_residual
         width = len(self.taps) * target.hidden_size
         parts = {"none": 0, "whole": 1, "each": len(self.taps)}[flags.fc_norms]
+        self.fc_norms = flags.fc_norms
         self.fusion = Fusion(width, size, parts, eps, dtype)
         self.token_norm = RMSNorm(size, eps, dtype)
         self.hidden_norm = RMSNorm(size, eps, dtype)
@@ -71,7 +72,7 @@ class Eagle3(FeatureHead):
                 names[f"{theirs}.hidden_norm"] = "hidden_norm"
         parts = len(self.fusion.norms) if self.fusion else 0
         for index in range(parts):
-            theirs = "input_norm" if parts == 1 else f"fc_norm.{index}"
+            theirs = "input_norm" if self.fc_norms == "whole" else f"fc_norm.{index}"
             names[theirs] = f"fusion.norms.{index}"
         return places | {f"{a}.weight": Place(f"{b}.weight") for a, b in names.items()}
 

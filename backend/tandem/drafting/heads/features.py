@@ -1,4 +1,4 @@
-"""Guessing with one attention layer over the target's hidden states: EAGLE and MTP.
+"""Guessing with attention layers over the target's hidden states: EAGLE and MTP.
 
 Row p of such a head sees the target's hidden state at position p and the token at p + 1, and
 predicts the token at p + 2. Where the target has not been yet, the head's own output stands for the

@@ -43,7 +43,8 @@ class ModulesGuesser(FeatureGuesser):
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
         super().allocate(num_blocks, block_size)
-        self.runners = [HeadRunner(head, self.cache, i) for i, head in enumerate(self.heads)]
+        later = [HeadRunner(head, self.cache, i) for i, head in enumerate(self.heads) if i]
+        self.runners = [self.runner, *later]
         shape = (len(self.heads) - 1, num_blocks * block_size, self.head.config.hidden_size)
         self._made = torch.zeros(shape, dtype=self.dtype, device=self.device)
 

@@ -8,7 +8,14 @@ from __future__ import annotations
 
 import torch
 
-from tandem.drafting.heads.checkpoint import Head, Place, fill, layer_config, layer_places
+from tandem.drafting.heads.checkpoint import (
+    Head,
+    Place,
+    check_width,
+    fill,
+    layer_config,
+    layer_places,
+)
 from tandem.drafting.heads.target import Tables
 from tandem.models.config import ModelConfig
 from tandem.models.feature_head import FeatureHead
@@ -33,6 +40,7 @@ class Mtp(FeatureHead):
         self, head: Head, target: ModelConfig, tables: Tables, dtype: torch.dtype, index: int = 0
     ) -> None:
         config = layer_config(head, target)
+        check_width(head, config, target)
         size, eps = config.hidden_size, config.norm_eps
         project = Linear(2 * size, size, False, dtype)
         super().__init__(config, dtype, tables.embed, tables.head, project)
