@@ -22,6 +22,7 @@ from tandem.runners.model_runner import ModelRunner
 from tandem.runners.placement import Placement
 from tandem.service import EngineService
 from tests.engine.checkpoints import make_checkpoint
+from tests.engine.conftest import without_kernels
 from tests.engine.sinks import LONG, WAIT_S, config_of, submit, until
 
 RNG = random.Random(11)
@@ -153,7 +154,8 @@ def test_kv_moves_on_every_rank(engine):
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_each_rank_holds_what_the_formula_says(tmp_path, family, size):
+def test_each_rank_holds_what_the_formula_says(tmp_path, monkeypatch, family, size):
+    without_kernels(monkeypatch)  # which keep a copy of their own in the place of weights
     bias = {"attention_bias": True, "mlp_bias": True} if family == "llama" else {}
     folder = make_checkpoint(tmp_path, family, vocab_size=98, **bias)
     config = read_model_config(folder)
