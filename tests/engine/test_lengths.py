@@ -186,6 +186,17 @@ def test_with_fewer_tokens_at_hand_the_best_length_is_among_them():
         assert (alone.lengths[-1], alone.rates[-1]) == (whole.lengths[count], whole.rates[count])
 
 
+def test_with_slack_a_draft_may_be_longer_than_the_best_by_so_much():
+    seconds = RoundCosts({1: 1.0, 64: 20.0}).passes(100)
+    gains = options(0.8)[0].gains
+    best = outlook(seconds, 1, gains)
+    longer = outlook(seconds, 1, gains, slack=0.95)
+    assert longer.rates == best.rates
+    assert longer.lengths[-1] > best.lengths[-1]
+    tokens, rows = 1 + sum(gains[: longer.lengths[-1]]), 1 + longer.lengths[-1]
+    assert tokens / seconds[rows] > 0.95 * best.rates[-1]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_no_other_lengths_yield_more(seed):
     """Against all lengths that three requests could have."""

@@ -43,22 +43,29 @@ class Plan(NamedTuple):
 
 
 def outlook(
-    seconds: list[float], batch: int, gains: list[float], level: float = 0.0, reading: float = 0.0
+    seconds: list[float],
+    batch: int,
+    gains: list[float],
+    level: float = 0.0,
+    reading: float = 0.0,
+    slack: float = 1.0,
 ) -> Outlook:
     """seconds: of rounds by the rows of their passes; level: of each of a model's levels, for the
     whole batch; reading: that the model needs to catch up with the text, spread over the drafts
-    to come."""
-    best, best_length, tokens = 1 / seconds[batch], 0, 1.0
+    to come; slack: share of the best rate that is enough for a longer draft."""
+    best, length, tokens = 1 / seconds[batch], 0, 1.0
     lengths, rates = [0], [best]
     rows, drafting = batch, reading
-    for length, gain in enumerate(gains, 1):
+    for count, gain in enumerate(gains, 1):
         tokens += gain
         rows += batch
         drafting += level
         rate = tokens / (seconds[rows] + drafting)
         if rate > best:
-            best, best_length = rate, length
-        lengths.append(best_length)
+            best, length = rate, count
+        elif rate > slack * best:
+            length = count
+        lengths.append(length)
         rates.append(best)
     return Outlook(gains, lengths, rates)
 

@@ -31,8 +31,10 @@ from tandem.request import Request
 from tandem.scheduler import Decode
 
 PROBE = 2  # tokens of a draft that is not expected to pay
-MARGIN = 1.05  # times the rate of others, that a model must promise: the best of several estimates
+MARGIN = 1.1  # times the rate of others, that a model must promise: the best of several estimates
 # is on average too good, and where it was wrong a model costs more than a lookup
+SLACK = 0.95  # of the best rate is enough for a lookup to draft as far as it wants: it has seen the
+# match, and what is drafted teaches more
 PLANNED_FOR = 8  # rounds that a request's outlooks hold: what they rest on changes slowly
 
 
@@ -204,7 +206,7 @@ class MixtureProposer(Proposer):
         seconds = self.costs.passes(batch * (1 + self.longest))
         gains = self._gains[method.name].expected(request, count)
         if method is not self.model:
-            return outlook(seconds, batch, gains)
+            return outlook(seconds, batch, gains, slack=SLACK)
         reading = self.costs.reading(self._unread(request))
         return outlook(seconds, batch, gains, self.costs.level(batch), reading)
 
