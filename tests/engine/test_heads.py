@@ -115,6 +115,7 @@ def test_an_unreadable_pickle_is_a_sentence(engine, tmp_path, content):
         engine(speculative_method="medusa", draft_model=folder)
 
 
+@pytest.mark.usefixtures("arithmetic")
 @pytest.mark.parametrize("method", METHODS)
 def test_guesses_are_those_of_the_formula(engine, heads, target, prompts, expected, method):
     """At every round of some texts, after rejections, in a batch."""
@@ -145,7 +146,8 @@ def test_guesses_are_those_of_the_formula(engine, heads, target, prompts, expect
         for text, *found in seen.values():
             wanted = reference.first(text)[: len(found)]  # a draft at a text's end is shorter
             for logits, due in zip(found, wanted, strict=True):
-                atol = 1e-4 * due.abs().max().item()  # EAGLE's hidden states have no norm
+                largest = due[due.isfinite()].abs().max().item()  # of tokens that it knows
+                atol = 1e-4 * largest  # EAGLE's hidden states have no norm
                 torch.testing.assert_close(logits, due, atol=atol, rtol=1e-3)
             checked += len(found) == GUESSES
     assert checked > 25
