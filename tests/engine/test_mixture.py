@@ -8,7 +8,8 @@ import torch
 from tandem import SamplingParams
 from tandem.drafting import Computed, Draft, Proposer, Verdict
 from tandem.drafting.held import MOST_ROWS, HeldStates
-from tandem.drafting.mixture import Method, MixtureProposer, _Part
+from tandem.drafting.mixture import Method, MixtureProposer
+from tandem.drafting.parts import Part
 from tandem.drafting.tree import Node, TreeProposer, _Tree
 from tandem.scheduler import Decode
 from tests.engine.builders import make_request
@@ -228,24 +229,24 @@ def test_held_states_begin_anew_where_the_text_was_computed_again():
 
 
 def test_the_token_behind_a_cut_is_judged_too_whether_right_or_wrong():
-    chain = _Part([5, 6, 7], None)
+    chain = Part([5, 6, 7], None)
     assert chain.verified(2, Verdict([1, 2], [5, 6, 7])) == (3, [1, 2, 3])
     assert chain.verified(2, Verdict([1, 2], [5, 6, 9])) == (3, [1, 2])
     assert chain.verified(2, Verdict([1], [5, 7])) == (3, [1])
     assert chain.verified(0, Verdict([], [5])) == (1, [1])
     assert chain.verified(3, Verdict([1, 2, 3], [5, 6, 7, 8])) == (3, [1, 2, 3])
-    tree = _Part([5, 6, 7], [0, 0, 2])
+    tree = Part([5, 6, 7], [0, 0, 2])
     assert tree.verified(2, Verdict([2], [6, 7])) == (3, [2, 3])
     assert tree.verified(2, Verdict([1], [5, 7])) == (3, [1])
 
 
 def test_what_was_not_taken_is_judged_as_far_as_the_text_goes_right_or_wrong():
-    chain = _Part([5, 6, 7], None)
+    chain = Part([5, 6, 7], None)
     assert chain.judged([5, 6]) == (2, [1, 2])
     assert chain.judged([5, 9]) == (2, [1])
     assert chain.judged([9]) == (1, [])
     assert chain.judged([5, 6, 7, 8]) == (3, [1, 2, 3])
-    assert _Part([5, 6, 7], [0, 0, 2]).judged([6]) == (2, [2])
+    assert Part([5, 6, 7], [0, 0, 2]).judged([6]) == (2, [2])
 
 
 def test_a_dynamic_tree_begins_with_its_likeliest_nodes():

@@ -27,6 +27,7 @@ from tandem.drafting.costs import READ_ALONG, RoundCosts
 from tandem.drafting.gains import Gains
 from tandem.drafting.held import HeldStates
 from tandem.drafting.lengths import Option, Outlook, Plan, best_lengths, outlook
+from tandem.drafting.parts import NOTHING, Part, joined, part_of
 from tandem.request import Request
 from tandem.scheduler import Decode
 
@@ -46,49 +47,11 @@ class Method(NamedTuple):
     is_lookup: bool
 
 
-class _Part(NamedTuple):
-    """One request's draft by one method."""
-
-    tokens: list[int]
-    parents: list[int] | None
-
-    def cut(self, length: int) -> _Part:
-        """Its first tokens; parents come first."""
-        return _Part(self.tokens[:length], self.parents and self.parents[:length])
-
-    def judged(self, text: Sequence[int]) -> tuple[int, list[int]]:
-        """Though it was not taken: how many of its first tokens can be judged by what the text
-        became, and the places of those that were right. How far that is does not depend on whether
-        it was right, or only failures would be seen of what lies beyond the text."""
-        parents = range(len(self.tokens)) if self.parents is None else self.parents
-        depths, path = [0], [0]
-        for node, (token, parent) in enumerate(zip(self.tokens, parents, strict=True), 1):
-            depths.append(depths[parent] + 1)
-            if depths[node] > len(text):
-                return node - 1, path[1:]
-            if parent == path[-1] and token == text[depths[node] - 1]:
-                path.append(node)
-        return len(self.tokens), path[1:]
-
-    def verified(self, length: int, verdict: Verdict) -> tuple[int, list[int]]:
-        """Its first `length` tokens were: the same. The one behind them, which was cut off, is
-        known to be right or wrong too, so that a draft that is always cut is not forgotten."""
-        if length == len(self.tokens):
-            return length, verdict.path
-        parent = length if self.parents is None else self.parents[length]
-        follows = parent == (verdict.path[-1] if verdict.path else 0)
-        right = follows and self.tokens[length] == verdict.tokens[-1]
-        return length + 1, [*verdict.path, length + 1] if right else verdict.path
-
-
-_NOTHING = _Part([], None)
-
-
 class _Choice(NamedTuple):
     """The method that should gain most for a request."""
 
     method: Method
-    part: _Part
+    part: Part
     """A lookup's draft; nothing where the model is to draft."""
     option: Option
     length: int
@@ -129,7 +92,7 @@ class MixtureProposer(Proposer):
         self._methods = [*self.lookups, *([self.model] if self.model else [])]
         self._longest_by_model = min(longest, self.model.proposer.longest) if self.model else 0
         self._gains = {method.name: Gains(longest) for method in methods}
-        self._found: dict[Request, dict[str, _Part]] = {}
+        self._found: dict[Request, dict[str, Part]] = {}
         """What lookups found for the requests of this round."""
         self._taken: dict[Request, str] = {}
         """Whose draft is verified in this round."""
@@ -138,7 +101,7 @@ class MixtureProposer(Proposer):
         self._rows = 0
         self._proposed_at: float | None = None
         self._observed_at: float | None = None
-        self._first: Request | None = None
+        self._first: str | None = None
         """Of the last round's requests: where it goes on, nothing was waited for in between."""
 
     # -- drafting ------------------------------------------------------------------------------
@@ -147,7 +110,7 @@ class MixtureProposer(Proposer):
         if not decodes:
             return Draft([])
         self._round += 1
-        goes_on, self._first = decodes[0].request is self._first, decodes[0].request
+        goes_on, self._first = decodes[0].request.id == self._first, decodes[0].request.id
         self._look_up(decodes)
         choices = [self._choose(decode, len(decodes)) for decode in decodes]
         plan = self._plan(choices)
@@ -168,7 +131,7 @@ class MixtureProposer(Proposer):
         self._rows = sum(1 + len(part.tokens) for part in parts)
         self._proposed_at = self._clock()
         drawn = None if q is None else [self._is_models(decode.request) for decode in decodes]
-        return _joined(parts, q, drawn)
+        return joined(parts, q, drawn)
 
     def _look_up(self, decodes: Sequence[Decode]) -> None:
         """Asks every lookup."""
@@ -176,7 +139,7 @@ class MixtureProposer(Proposer):
         for method in self.lookups:
             found = method.proposer.propose(decodes)
             for place, decode in enumerate(decodes):
-                self._found[decode.request][method.name] = _part(found, place)
+                self._found[decode.request][method.name] = part_of(found, place)
 
     def _choose(self, decode: Decode, batch: int) -> _Choice:
         """What should yield most tokens a second, if the whole batch did the same."""
@@ -187,7 +150,7 @@ class MixtureProposer(Proposer):
             self._outlooks[request] = outlooks
         found, best = self._found[request], None
         for method in self._methods:
-            by_model, part = method is self.model, found.get(method.name, _NOTHING)
+            by_model, part = method is self.model, found.get(method.name, NOTHING)
             count = self._longest_by_model if by_model else len(part.tokens)
             key = method.name, Gains.size(count)
             if key not in outlooks.known:
@@ -223,7 +186,7 @@ class MixtureProposer(Proposer):
         model: Method,
         decodes: Sequence[Decode],
         asked: list[int],
-        parts: list[_Part],
+        parts: list[Part],
         waived: Sequence[float],
     ) -> Tensor | None:
         """Has the model draft so many tokens; where it does, its draft takes the part's place.
@@ -254,7 +217,7 @@ class MixtureProposer(Proposer):
             self.costs.explored(seconds + passes[count + PROBE] - passes[count] + waived[probed])
         for place in mine:
             if found.tokens[place]:  # otherwise it still reads the text
-                parts[place] = _part(found, place)
+                parts[place] = part_of(found, place)
                 self._taken[decodes[place].request] = model.name
         return found.q
 
@@ -298,17 +261,3 @@ class MixtureProposer(Proposer):
     def absorb(self, computed: Sequence[Computed], features: Tensor) -> None:
         assert self._held is not None
         self._held.add(computed, features)
-
-
-def _part(draft: Draft, index: int) -> _Part:
-    return _Part(draft.tokens[index], draft.parents[index] if draft.parents else None)
-
-
-def _joined(parts: Sequence[_Part], q: Tensor | None, drawn: list[bool] | None) -> Draft:
-    tokens = [part.tokens for part in parts]
-    if all(part.parents is None for part in parts):
-        return Draft(tokens, None, q, drawn)
-    parents = [
-        list(range(len(part.tokens))) if part.parents is None else part.parents for part in parts
-    ]
-    return Draft(tokens, parents, q, drawn)
