@@ -15,8 +15,10 @@ WRONG = 0
 class World:
     """A target whose pass takes 1 second and a little for each further row."""
 
-    def __init__(self, row_s=0.01):
+    def __init__(self, row_s=0.01, between_s=0.0):
+        """between_s: that each round takes besides its pass and its draft."""
         self.row_s = row_s
+        self.between_s = between_s
         self.now = 0.0
         self.random = random.Random(3)
 
@@ -33,7 +35,8 @@ class World:
     def rate(self, batch, length, chance, found=1.0, level_s=0.0):
         """Expected tokens a second and request of one method with drafts of a fixed length."""
         tokens = 1 + found * sum(chance**place for place in range(1, length + 1))
-        return tokens / (self.pass_s(batch * (1 + found * length)) + level_s * length)
+        pass_s = self.pass_s(batch * (1 + found * length))
+        return tokens / (pass_s + level_s * length + self.between_s)
 
     def run(self, proposer, batch, longest, rounds, requests=None):
         """Tokens a second and request. A drafted RIGHT is what the target writes."""
@@ -47,6 +50,7 @@ class World:
                 verdict = Verdict(list(range(1, right + 1)), [RIGHT] * (right + 1))
                 proposer.observe(request, len(drafted), verdict)
                 tokens += right + 1
+            self.now += self.between_s
         return tokens / (self.now - begin) / batch
 
 

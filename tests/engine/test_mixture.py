@@ -117,6 +117,13 @@ def test_what_changes_is_noticed():
     assert after > 2.0
 
 
+def test_what_rounds_take_besides_is_learnt():
+    """Where it is much, longer drafts pay."""
+    world = World(0.4, between_s=4.0)
+    best = max(world.rate(1, k, 0.9) for k in range(LONGEST + 1))
+    assert mixed_rate(world, 1, lookup={"chance": 0.9}) > 0.97 * best
+
+
 def test_the_model_reads_nothing_where_lookups_do_well():
     world = World()
     guesses = {"model": Guess(world, 0.5, level_s=0.5), "lookup": Guess(world, 0.95)}

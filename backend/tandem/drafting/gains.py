@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from weakref import WeakKeyDictionary
-
-from tandem.request import Request
+from collections.abc import Collection, Iterator
+from itertools import accumulate
 
 PRIOR = 0.7  # of a token behind kept ones, before anything is known
 TRUST = 24.0  # of a request's drafts, that what its method is known for counts for
@@ -25,7 +23,8 @@ class _Record:
     """
 
     def __init__(self, longest: int, memory: float) -> None:
-        self._tried = [0.0] * longest
+        self._ends = [0.0] * (longest + 1)
+        """Drafts by how many of their tokens were tried."""
         self._kept = [0.0] * longest
         self._memory = memory
         self._weight = 1.0
@@ -33,14 +32,18 @@ class _Record:
 
     def update(self, tried: int, kept: Collection[int]) -> None:
         self._weight /= self._memory if tried else UNUSED
-        for place in range(tried):
-            self._tried[place] += self._weight
+        self._ends[tried] += self._weight
         for place in kept:
             self._kept[place - 1] += self._weight
         if self._weight > HEAVIEST:
-            self._tried = [count / self._weight for count in self._tried]
+            self._ends = [count / self._weight for count in self._ends]
             self._kept = [count / self._weight for count in self._kept]
             self._weight = 1.0
+
+    def _places(self) -> Iterator[tuple[float, float]]:
+        """How often each place was tried, and how often it was kept."""
+        tried = list(accumulate(reversed(self._ends[1:])))
+        return zip(reversed(tried), self._kept, strict=True)
 
     def usual(self) -> list[float]:
         """What was seen at each place, mixed with what the places before suggest: that chances go
@@ -49,7 +52,7 @@ class _Record:
         trust = FIRST_TRUST * self._weight
         found: list[float] = []
         own, guess = 1.0, PRIOR
-        for place, (tried, kept) in enumerate(zip(self._tried, self._kept, strict=True), 1):
+        for place, (tried, kept) in enumerate(self._places(), 1):
             own = max(LEAST, min(own, (kept + trust * guess) / (tried + trust)))
             found.append(own)
             guess = own ** ((place + 1) / place)
@@ -61,13 +64,17 @@ class _Record:
         trust = TRUST * self._weight
         found: list[float] = []
         own = before = 1.0
-        for tried, kept, chance in zip(self._tried, self._kept, usual, strict=False):
+        for (tried, kept), chance in zip(self._places(), usual, strict=False):
             seen = (kept + trust * own * chance / before) / (tried + trust)
             if seen < own:
                 own = seen
             before = chance
             found.append(own)
         return found
+
+
+Records = dict[int, _Record]
+"""How drafts fared, by `Gains.size`."""
 
 
 class Gains:
@@ -83,32 +90,28 @@ class Gains:
 
     def __init__(self, longest: int) -> None:
         self._longest = longest
-        self._all: dict[int, _Record] = {}
+        self._all: Records = {}
         self._usual: dict[int, list[float]] = {}
         """Of `_all`, as far as it was asked for."""
-        self._own: WeakKeyDictionary[Request, dict[int, _Record]] = WeakKeyDictionary()
 
     @staticmethod
     def size(count: int) -> int:
         """Drafts of so many tokens are like others of the same size."""
         return count.bit_length()
 
-    def expected(self, request: Request, count: int) -> list[float]:
-        """Of the tokens of a draft like one of `count`, and of no fewer; never rising."""
+    def expected(self, own: Records, count: int) -> list[float]:
+        """Of the tokens of a draft like one of `count`, and of no fewer; never rising. own: what
+        was learnt of the request, nothing at first."""
         size = self.size(count)
         if size not in self._usual:
             record = self._all.setdefault(size, _Record(self._longest, OF_A_METHOD))
             self._usual[size] = record.usual()
-        longest = min(self._longest, (1 << size) - 1)
-        usual, own = self._usual[size][:longest], self._own.get(request, {}).get(size)
-        return usual if own is None else own.expected(usual)
+        usual = self._usual[size][: min(self._longest, (1 << size) - 1)]
+        return own[size].expected(usual) if size in own else usual
 
-    def learn(self, request: Request, count: int, tried: int, kept: Collection[int]) -> None:
+    def learn(self, own: Records, count: int, tried: int, kept: Collection[int]) -> None:
         """Of a draft of `count` tokens the first `tried` were judged (none: nothing was drafted),
         and those at the places `kept` (1 is the first) were right."""
-        own = self._own.get(request)
-        if own is None:
-            own = self._own[request] = {}
         size = self.size(count)
         if tried:
             for records, memory in ((own, OF_A_REQUEST), (self._all, OF_A_METHOD)):

@@ -12,7 +12,8 @@ from torch import Tensor
 from tandem.drafting import Computed, Proposer
 from tandem.request import Request
 
-MOST_ROWS = 64  # of an answer, then the model is shown them without being asked
+MOST_ROWS = 64  # of an answer, where prefixes are shared, then the model is shown them unasked
+MOST_UNSHARED = 2048  # of a text, where they are not
 ROWS_AT_ONCE = 1024
 MOST_KEPT = 64  # rows of a pass that are kept for some of them
 
@@ -35,6 +36,7 @@ class HeldStates:
         prompts at once, and answers before long."""
         self._proposer = proposer
         self._shares_prefixes = shares_prefixes
+        self._most = MOST_ROWS if shares_prefixes else MOST_UNSHARED
         self._held: WeakKeyDictionary[Request, _Held] = WeakKeyDictionary()
 
     def rows(self, request: Request) -> int:
@@ -44,25 +46,25 @@ class HeldStates:
 
     def add(self, computed: Sequence[Computed], features: Tensor) -> None:
         """Keeps what the target has computed."""
-        read: list[Computed] = []
-        for one in computed:
-            request, start, rows = one
-            if self._shares_prefixes and start < request.num_prompt:
+        read = [
+            one for one in computed if self._shares_prefixes and one.start < one.request.num_prompt
+        ]
+        if read:
+            for request, _, _ in read:
                 self._held.pop(request, None)
-                read.append(one)
-                continue
+            self._proposer.absorb(read, features)
+            computed = [one for one in computed if one.start >= one.request.num_prompt]
+        if len(features) > MOST_KEPT:  # or a few rows would keep a whole prompt's
+            computed, features = _picked(computed, features)
+        for request, start, rows in computed:
             held = self._held.get(request)
             if held is None or held.start + held.rows != start:
                 held = self._held[request] = _Held(start)
             held.rows += len(rows)
-            if len(features) > MOST_KEPT:  # or a few rows would keep a whole prompt's
-                held.parts.append((features[list(rows)], range(len(rows))))
-            else:
-                held.parts.append((features, rows))
-        if read:
-            self._proposer.absorb(read, features)
-        if self._shares_prefixes:
-            self.show([one.request for one in computed if self.rows(one.request) >= MOST_ROWS])
+            held.parts.append((features, rows))
+        full = [one.request for one in computed if self.rows(one.request) >= self._most]
+        if full:
+            self.show(full)
 
     def show(self, requests: Sequence[Request]) -> None:
         """Shows the model what was held of these requests."""
@@ -81,6 +83,16 @@ class HeldStates:
             first += held.rows
         if computed:
             self._proposer.absorb(computed, torch.cat(parts))
+
+
+def _picked(computed: Sequence[Computed], features: Tensor) -> tuple[list[Computed], Tensor]:
+    """What was computed, with its own rows alone."""
+    found: list[Computed] = []
+    rows: list[int] = []
+    for one in computed:
+        found.append(one._replace(rows=range(len(rows), len(rows) + len(one.rows))))
+        rows += one.rows
+    return found, features[rows]
 
 
 def _selected(rows: Sequence[int]) -> slice | list[int]:
