@@ -63,7 +63,9 @@ class Reference:
         if self.method == "peagle":
             features = self.norm("input_norm", features)
         if self.method == "eagle31":
-            features = self.norm("fc_norm.0", features)
+            taps = features.split(HIDDEN, -1)
+            normed = [self.norm(f"fc_norm.{index}", tap) for index, tap in enumerate(taps)]
+            features = torch.cat(normed, -1)
         return features @ self.t["fc.weight"].T
 
     def modules(self, hidden, tokens):

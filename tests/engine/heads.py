@@ -25,7 +25,7 @@ class Shape(NamedTuple):
 
 TINY = Shape()
 DEMO = Shape(512, 4096, 1408, 8, 4)
-LAYER_IDS = {"eagle3": [0, 1], "eagle31": [1], "peagle": [0, 2]}
+LAYER_IDS = {"eagle3": [0, 1], "eagle31": [0, 2], "peagle": [0, 2]}
 METHODS = {
     "eagle": "eagle",
     "eagle3": "eagle3",
@@ -97,7 +97,7 @@ def layout(method: str, of: Shape) -> tuple[dict[str, Any], dict[str, list[int]]
             eagle_config={"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": ids},
         )
         if method == "eagle31":
-            shapes["fc_norm.0.weight"] = [hidden]
+            shapes |= {f"fc_norm.{index}.weight": [hidden] for index in range(len(ids))}
             config |= {"fc_norm": True, "norm_output": True}
         return config, shapes
     if method == "peagle":
