@@ -150,6 +150,7 @@ def _engine(setting: Setting) -> Engine:
             speculative_method=setting.methods,
             num_speculative_tokens=setting.tokens or 1,
             speculative_tree=setting.tree,
+            adaptive_speculation="," in setting.methods,
             enable_prefix_caching=False,
             suffix_decoding_max_cached_requests=0,  # or a repeat would remember its answer
             kv_cache_memory="64MiB",

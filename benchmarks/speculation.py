@@ -40,7 +40,12 @@ def main(
 ) -> None:
     """Measures and reports."""
     torch.set_num_threads(threads)
-    common = {"model": MODELS / "target", "enable_prefix_caching": False, "devices": "cpu"}
+    common = {
+        "model": MODELS / "target",
+        "enable_prefix_caching": False,
+        "devices": "cpu",
+        "adaptive_speculation": False,
+    }
     drafting = EngineConfig(
         draft_model=MODELS / "draft", num_speculative_tokens=max(DRAFT_LENGTHS), **common
     )

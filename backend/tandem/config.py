@@ -139,6 +139,9 @@ class EngineConfig(BaseModel):
         float, BeforeValidator(no_bool), Field(ge=0, le=1)
     ] = 0.1
     """How often a token must have followed to be guessed."""
+    adaptive_speculation: bool = True
+    """Whether each step and request drafts no further than pays, or not at all, by what earlier
+    drafts brought and earlier rounds took. False: as far as it may. For `engine` native alone."""
     speculative_disable_by_batch_size: Annotated[Count, Field(ge=1)] | None = None
     """No drafting in a step with at least this many running requests."""
     acceptance_method: Literal["rejection", "block", "coupled"] = "rejection"
@@ -182,6 +185,11 @@ class EngineConfig(BaseModel):
             raise ConfigError(
                 f"speculative_method is {self.method}, whose draft runs beside the target's first "
                 "rank: set draft_tensor_parallel_size to 1 and leave draft_devices empty."
+            )
+        if len(self.methods) > 1 and not self.adaptive_speculation:
+            raise ConfigError(
+                f"speculative_method is {self.speculative_method} but adaptive_speculation, which "
+                "chooses between methods, is false: set it to true or name one method."
             )
         if self.speculative_tree is not None and set(self.methods) <= {"ngram", "none"}:
             raise ConfigError(

@@ -61,7 +61,7 @@ def measure(
 ) -> list[list[float]]:
     """Accuracies [depth][RANKS] on the target's greedy answers. Raises `ConfigError`."""
     guesser = getattr(engine.proposer, "guesser", None)
-    if guesser is None:
+    if guesser is None or len(engine.config.methods) > 1:
         raise ConfigError(
             f"speculative_method is {','.join(engine.config.methods)}, which guesses without a "
             "model or with several methods: set the one method that the tree is for."
@@ -120,7 +120,8 @@ def run(
     if config.engine != "native":
         raise ConfigError(f"{folder.name} runs on {config.engine}, which drafts chains alone.")
     console = Console(highlight=False)
-    with Engine(config) as engine:
+    every = config.model_copy(update={"adaptive_speculation": False})  # place is to be guessed
+    with Engine(every) as engine:
         accuracies = measure(engine, texts, depth, max_tokens)
     table = Table(title=f"{config.method}: share of places with the right guess, %")
     for heading in ("place", *(f"#{rank + 1}" for rank in range(RANKS))):

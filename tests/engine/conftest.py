@@ -19,7 +19,13 @@ settings.register_profile("tandem", derandomize=True, deadline=None)
 settings.load_profile("tandem")
 
 SHARPNESS = 3.0  # the most likely token has a probability of 0.4 on average
-ENGINE_DEFAULTS = {"devices": "cpu", "num_threads": 1, "kv_cache_memory": "4MiB", "seed": 0}
+ENGINE_DEFAULTS = {
+    "devices": "cpu",
+    "num_threads": 1,
+    "kv_cache_memory": "4MiB",
+    "seed": 0,
+    "adaptive_speculation": False,  # every round drafts, or it could not be tested
+}
 
 
 @pytest.fixture(scope="session")

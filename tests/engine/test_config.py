@@ -47,6 +47,7 @@ BAD = {
     "suffix_decoding_max_cached_requests": [-1, 1.5, None, *NUMBER_WORDS],
     "suffix_decoding_max_spec_factor": [0, -1, 17, None, *NUMBER_WORDS],
     "suffix_decoding_min_token_prob": [-0.1, 1.1, None, *NUMBER_WORDS],
+    "adaptive_speculation": FLAG,
     "speculative_disable_by_batch_size": OPTIONAL_COUNT,
     "acceptance_method": ["always", None, True],
     "log_level": ["loud", None, 3],

@@ -27,6 +27,7 @@ def tokens_a_round(method: str, tree: bool) -> float:
         draft_model=folder,
         speculative_method=method,
         dtype="float32",
+        adaptive_speculation=False,
         kv_cache_memory="64MiB",
         **(TREE if tree else CHAIN),
     )

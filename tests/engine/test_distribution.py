@@ -89,6 +89,7 @@ def sample(models, method, params, policy=None, **parameters):
         kv_cache_memory="4MiB",
         seed=5,
         max_num_seqs=128,
+        adaptive_speculation=mixed,
         **parameters,
     )
     with Engine(config) as engine:

@@ -7,7 +7,7 @@ import pytest
 
 from tandem.drafting.costs import EXPLORING, RoundCosts, Times, profile
 from tandem.drafting.gains import PRIOR, Gains
-from tandem.drafting.lengths import Option, Pace, best_lengths, outlook
+from tandem.drafting.lengths import Option, best_lengths, outlook
 
 FLAT = RoundCosts({1: 1.0, 64: 1.0})
 STEEP = RoundCosts({1: 1.0, 64: 64.0})
@@ -21,9 +21,9 @@ def options(*chances, by_model=(), longest=8):
     ]
 
 
-def lengths_of(costs, *chances, by_model=(), pace=1.0):
+def lengths_of(costs, *chances, by_model=()):
     some = options(*chances, by_model=by_model)
-    return best_lengths(costs.passes(100), costs.level(max(1, len(by_model))), some, pace)
+    return best_lengths(costs.passes(100), costs.level(max(1, len(by_model))), some).lengths
 
 
 def learn(gains, request, times, tried, kept):
@@ -160,54 +160,55 @@ def test_one_request_without_a_lookup_does_not_make_all_others_wait():
 def test_where_there_is_no_token_there_is_no_draft():
     some = [*options(0.9), *options(0.9, longest=3), *options(0.9, longest=0)]
     seconds = FLAT.passes(100)
-    assert best_lengths(seconds, 0.0, some, 1.0) == [8, 3, 0]
-    assert best_lengths(seconds, 0.0, some[2:], 1.0) == [0]
-    assert outlook(seconds, 1, [], 1.0) == ([], [0], [0.0])
+    assert best_lengths(seconds, 0.0, some).lengths == [8, 3, 0]
+    assert outlook(seconds, 1, []).rates == [best_lengths(seconds, 0.0, some[2:]).rate] == [1]
 
 
 @pytest.mark.parametrize("by_model", [False, True])
-@pytest.mark.parametrize("pace", [1.0, 1.7, 3.0])
 @pytest.mark.parametrize("chance", [0.2, 0.5, 0.7, 0.9])
-def test_a_request_alone_gets_the_length_that_is_worth_most(chance, pace, by_model):
+def test_a_request_alone_gets_the_length_of_its_best_rate(chance, by_model):
     costs = RoundCosts({1: 1.0, 64: 9.0})
     (option,) = options(chance, by_model=[0] if by_model else [])
     seconds, level = costs.passes(20), costs.level(1)
-    alone = outlook(seconds, 1, option.gains, pace, level if by_model else 0.0)
-    assert best_lengths(seconds, level, [option], pace) == alone.lengths[-1:]
+    plan = best_lengths(seconds, level, [option])
+    alone = outlook(seconds, 1, option.gains, level if by_model else 0.0)
+    assert plan.rate == pytest.approx(alone.rates[-1])
+    assert plan.lengths == alone.lengths[-1:]
 
 
 def test_with_fewer_tokens_at_hand_the_best_length_is_among_them():
     seconds = RoundCosts({1: 1.0, 64: 9.0}).passes(100)
     gains = options(0.8)[0].gains
-    whole = outlook(seconds, 3, gains, 1.5)
+    whole = outlook(seconds, 3, gains)
     for count in range(len(gains) + 1):
-        alone = outlook(seconds, 3, gains[:count], 1.5)
-        assert (alone.lengths[-1], alone.values[-1]) == (whole.lengths[count], whole.values[count])
+        alone = outlook(seconds, 3, gains[:count])
+        assert (alone.lengths[-1], alone.rates[-1]) == (whole.lengths[count], whole.rates[count])
 
 
 def test_with_slack_a_draft_may_be_longer_than_the_best_by_so_much():
     seconds = RoundCosts({1: 1.0, 64: 20.0}).passes(100)
-    pace, slack, (option,) = 1.5, 0.1, options(0.8)
-    gains = option.gains
-    best = outlook(seconds, 1, gains, pace)
-    longer = outlook(seconds, 1, gains, pace, slack=slack)
-    assert longer.values == best.values
-    assert longer.lengths[-1] > best.lengths[-1]
-    value = 1 + sum(gains[: longer.lengths[-1]]) - pace * seconds[1 + longer.lengths[-1]]
-    assert best.values[-1] - slack * pace < value < best.values[-1]
-    assert best_lengths(seconds, 0.0, [option], pace, slack) == longer.lengths[-1:]
-
-
-def test_of_a_model_only_a_share_is_counted_on():
-    seconds = RoundCosts({1: 1.0, 64: 9.0}).passes(100)
     gains = options(0.8)[0].gains
-    whole, wary = (outlook(seconds, 1, gains, 1.5, 0.1, trust=trust) for trust in (1.0, 0.8))
-    assert wary.lengths[-1] < whole.lengths[-1]
-    assert wary.values[0] == pytest.approx(whole.values[0] - 0.2)
+    best = outlook(seconds, 1, gains)
+    longer = outlook(seconds, 1, gains, slack=0.95)
+    assert longer.rates == best.rates
+    assert longer.lengths[-1] > best.lengths[-1]
+    tokens, rows = 1 + sum(gains[: longer.lengths[-1]]), 1 + longer.lengths[-1]
+    assert tokens / seconds[rows] > 0.95 * best.rates[-1]
+
+
+def test_in_a_batch_there_is_no_more_slack_than_for_one_request():
+    seconds = RoundCosts({1: 1.0, 64: 20.0}).passes(100)
+    some = options(0.8, 0.7, 0.5)
+    best, longer = (best_lengths(seconds, 0.0, some, slack) for slack in (1.0, 0.94))
+    assert longer.rate == best.rate
+    assert sum(longer.lengths) > sum(best.lengths)
+    assert 0.98 * best.rate < _rate(seconds, 0.0, some, longer.lengths) < best.rate
+    with_model = options(0.8, 0.7, 0.5, by_model=[2])
+    assert best_lengths(seconds, 0.1, with_model, 0.94) == best_lengths(seconds, 0.1, with_model)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_other_lengths_are_worth_more(seed):
+def test_no_other_lengths_yield_more(seed):
     """Against all lengths that three requests could have."""
     random = np.random.default_rng(seed)
     some = [
@@ -215,56 +216,17 @@ def test_no_other_lengths_are_worth_more(seed):
         for by_model in random.integers(0, 2, 3)
     ]
     seconds = [0.0, *np.cumsum(random.random(30)).tolist()]
-    level, pace = float(random.random()), 1 + float(random.random())
-    best = _value(seconds, level, some, pace, best_lengths(seconds, level, some, pace))
+    level = float(random.random())
+    plan = best_lengths(seconds, level, some)
+    assert plan.rate == pytest.approx(_rate(seconds, level, some, plan.lengths))
     for lengths in itertools.product(*(range(len(one.gains) + 1) for one in some)):
-        assert _value(seconds, level, some, pace, lengths) <= best + 1e-9
+        assert _rate(seconds, level, some, lengths) <= plan.rate + 1e-9
 
 
-def _value(seconds, level, some, pace, lengths):
+def _rate(seconds, level, some, lengths):
     tokens = sum(1 + sum(one.gains[:n]) for one, n in zip(some, lengths, strict=True))
     levels = max(n * one.by_model for one, n in zip(some, lengths, strict=True))
-    rounds = (seconds[len(some) + sum(lengths)] + level * levels) / seconds[len(some)]
-    return tokens - pace * len(some) * rounds
-
-
-def test_the_pace_is_what_rounds_yield_in_the_time_of_plain_ones():
-    pace = Pace()
-    assert pace.tokens == 1
-    for _ in range(300):
-        pace.observe(6.0, 2.0)
-        pace.observe(1.0, 1.0)
-    assert pace.tokens == pytest.approx(7 / 3, rel=0.02)
-    for _ in range(300):
-        pace.observe(1.0, 4.0)
-    assert pace.tokens == 1  # plain decoding is always to be had
-
-
-def test_tokens_are_drafted_for_what_their_time_is_worth_elsewhere():
-    """Where all rounds bring much, a token has to bring more to be worth its time."""
-    lengths = [lengths_of(STEEP, 0.9, pace=pace)[0] for pace in (0.5, 0.7, 0.8)]
-    assert lengths == [6, 3, 2]
-
-
-@pytest.mark.parametrize("good", [0.2, 0.5])
-def test_lengths_by_pace_yield_most_in_the_long_run(good):
-    """Rounds with good drafts and with bad ones take turns by chance: no pair of lengths is faster
-    than the one that comes of the pace it leads to."""
-    seconds = RoundCosts({1: 1.0, 64: 12.0}).passes(20)
-    kinds = [option.gains for option in options(0.9, 0.5)]
-    shares = good, 1 - good
-
-    def earned(lengths):
-        tokens = [1 + sum(gains[:n]) for gains, n in zip(kinds, lengths, strict=True)]
-        times = [seconds[1 + n] / seconds[1] for n in lengths]
-        return np.dot(shares, tokens), np.dot(shares, times)
-
-    pace, lengths = Pace(), (0, 0)
-    for _ in range(500):
-        pace.observe(*earned(lengths))
-        lengths = tuple(outlook(seconds, 1, gains, pace.tokens).lengths[-1] for gains in kinds)
-    rates = {both: np.divide(*earned(both)) for both in itertools.product(range(9), repeat=2)}
-    assert rates[lengths] == max(rates.values())
+    return tokens / (seconds[len(some) + sum(lengths)] + level * levels)
 
 
 def test_what_must_be_read_first_is_told_from_a_level_and_weighs_on_the_rate():
@@ -276,8 +238,8 @@ def test_what_must_be_read_first_is_told_from_a_level_and_weighs_on_the_rate():
     assert costs.reading(3) == 0
     assert 0 < costs.reading(160) * 10 == pytest.approx(costs.reading(1600))
     seconds, gains = costs.passes(20), options(0.8)[0].gains
-    behind = outlook(seconds, 1, gains, 1.0, 0.1, costs.reading(1600))
-    assert behind.values[-1] < outlook(seconds, 1, gains, 1.0, 0.1).values[-1]
+    behind = outlook(seconds, 1, gains, 0.1, costs.reading(1600))
+    assert behind.rates[-1] < outlook(seconds, 1, gains, 0.1).rates[-1]
 
 
 def test_what_is_read_is_borne_by_the_drafts_that_come_of_it():
@@ -293,9 +255,9 @@ def test_what_is_read_is_borne_by_the_drafts_that_come_of_it():
 
 def test_what_a_round_takes_besides_its_pass_makes_longer_drafts_pay():
     costs = RoundCosts({1: 1.0, 64: 20.0})
-    assert lengths_of(costs, 0.8, pace=1.5) == [3]
+    assert lengths_of(costs, 0.8) == [3]
     for seconds in [3.0] * 20 + [1000.0]:  # and then there was nothing to do for a while
         costs.observe_between(seconds)
         costs.observe_pass(1, 1.0)
     assert 4.0 < costs.passes(1)[1] < 5.0
-    assert lengths_of(costs, 0.8, pace=1.5)[0] > 5
+    assert lengths_of(costs, 0.8)[0] > 5

@@ -22,6 +22,7 @@ RNG = random.Random(5)
 PROMPTS = [RNG.choices(range(96), k=RNG.randrange(2, 30)) for _ in range(6)]
 PROMPTS += [[3, 1, 4, 1, 5] * 6, [7, 8] * 10]
 MIXTURES = ["ngram,suffix", "ngram,draft_model", "suffix,eagle3", "suffix,ngram,medusa"]
+MIXTURES += ["suffix", "draft_model"]  # one method, as far as it pays
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,12 @@ def mixed(request, engine, drafts):
 
     def make(**parameters):
         return engine(
-            speculative_method=mixture, draft_model=draft, prompt_lookup_min=1, **more, **parameters
+            speculative_method=mixture,
+            draft_model=draft,
+            prompt_lookup_min=1,
+            adaptive_speculation=True,
+            **more,
+            **parameters,
         )
 
     return make

@@ -118,7 +118,7 @@ def choose_proposer(
     """The proposer of `speculative_method`. pass_times measures the target, where that is wanted:
     seconds of a pass by its rows."""
     made = [_make_method(config, name, guesser, sampler) for name in config.methods]
-    if len(made) == 1:
+    if config.method == "none" or not config.adaptive_speculation:
         return made[0].proposer
     costs = RoundCosts(pass_times())
     return MixtureProposer(made, config.lookahead, costs, config.enable_prefix_caching)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -25,18 +24,19 @@ from torch import Tensor
 
 from tandem.drafting import Computed, Draft, Proposer, Verdict
 from tandem.drafting.costs import READ_ALONG, RoundCosts
-from tandem.drafting.gains import Gains, Records
+from tandem.drafting.gains import Gains
 from tandem.drafting.held import HeldStates
-from tandem.drafting.lengths import Option, Outlook, Pace, best_lengths, outlook
+from tandem.drafting.lengths import Option, Outlook, Plan, best_lengths, outlook
 from tandem.drafting.parts import NOTHING, Part, joined, part_of
+from tandem.drafting.remembered import Judged, Known, Round
 from tandem.request import Request
 from tandem.scheduler import Decode
 
 PROBE = 2  # tokens of a draft that is not expected to pay
-TRUST = 0.9  # share of what a model promises that is counted on: the best of several estimates is
-# on average too good, and where it was wrong a model costs more than a lookup
-SLACK = 0.05  # of a request's round, that a lookup's longer draft may cost: it has seen the match,
-# and what is drafted teaches more
+MARGIN = 1.1  # times the rate of others, that a model must promise: the best of several estimates
+# is on average too good, and where it was wrong a model costs more than a lookup
+SLACK = 0.95  # of the best rate is enough for a lookup to draft as far as it wants: it has seen the
+# match, and what is drafted teaches more
 PLANNED_FOR = 8  # rounds that a request's outlooks hold: what they rest on changes slowly
 
 
@@ -57,53 +57,8 @@ class _Choice(NamedTuple):
     option: Option
     length: int
     """Best for this request, if the whole batch did the same, and..."""
-    value: float
-    """... what it should be worth then."""
-
-
-@dataclass(slots=True)
-class _Known:
-    """Of a request."""
-
-    gains: dict[str, Records]
-    """What was learnt of its drafts, by method."""
-    found: dict[str, Part] = field(default_factory=dict)
-    """What lookups found for it in this round."""
-    taken: str = ""
-    """Whose draft is verified in this round."""
-    outlooks: dict[tuple[str, int], Outlook] = field(default_factory=dict)
-    """What drafts should be worth to it, by method and size of the draft (`Gains.size`)..."""
-    batch: int = 0
-    """... where there are so many requests, ..."""
-    until: int = 0
-    """... and the round when they are worked out anew."""
-
-
-@dataclass(slots=True)
-class _Round:
-    """The last one."""
-
-    first: str
-    """Of its requests. Where it goes on in the next round, nothing was waited for in between."""
-    batch: int
-    rows: int = 0
-    """Of the target's pass."""
-    drafting: float = 0.0
-    """Seconds that the model took."""
-    tokens: int = 0
-    """That it brought."""
-    proposed_at: float = 0.0
-    observed_at: float | None = None
-
-
-class _Judged(NamedTuple):
-    """One request's drafts of a round, and what became of them."""
-
-    known: _Known
-    found: dict[str, Part]
-    taken: str
-    drafted: int
-    verdict: Verdict
+    rate: float
+    """... the tokens a second that it should yield then."""
 
 
 class MixtureProposer(Proposer):
@@ -128,12 +83,11 @@ class MixtureProposer(Proposer):
         self._methods = [*self.lookups, *([self.model] if self.model else [])]
         self._longest_by_model = min(longest, self.model.proposer.longest) if self.model else 0
         self._gains = {method.name: Gains(longest) for method in methods}
-        self._requests: WeakKeyDictionary[Request, _Known] = WeakKeyDictionary()
-        self._judged: list[_Judged] = []
+        self._requests: WeakKeyDictionary[Request, Known] = WeakKeyDictionary()
+        self._judged: list[Judged] = []
         """What is still to be learnt."""
-        self._pace = Pace()
         self._rounds = 0
-        self._round = _Round("", 0)
+        self._round = Round("")
 
     # -- drafting ------------------------------------------------------------------------------
 
@@ -141,43 +95,43 @@ class MixtureProposer(Proposer):
         if not decodes:
             return Draft([])
         self._rounds += 1
-        before, self._round = self._round, _Round(decodes[0].request.id, len(decodes))
+        before, self._round = self._round, Round(decodes[0].request.id)
         requests = [self._known(decode.request) for decode in decodes]
         self._look_up(decodes, requests)
         choices = [
             self._choose(decode, known, len(decodes))
             for decode, known in zip(decodes, requests, strict=True)
         ]
-        lengths = self._plan(choices)
-        self._look_back(before)
-        planned = list(zip(choices, lengths, strict=True))
+        plan = self._plan(choices)
+        if before.observed_at is not None and before.first == self._round.first:
+            self.costs.observe_between(self._clock() - before.observed_at)
+        planned = list(zip(choices, plan.lengths, strict=True))
         parts = [choice.part.cut(length) for choice, length in planned]
         q = None
         by_model = any(choice.option.by_model for choice in choices)
         if self.model is not None and (by_model or self.costs.may_explore):
             asked = [length * choice.option.by_model for choice, length in planned]
-            a_token = self.costs.passes(len(decodes))[len(decodes)] / self._pace.tokens
-            waived = [sum(choice.option.gains[:n]) * a_token for choice, n in planned]
+            waived = [sum(choice.option.gains[:n]) / plan.rate for choice, n in planned]
             q = self._draft(self.model, decodes, asked, parts, waived)
         self._round.rows = sum(1 + len(part.tokens) for part in parts)
         self._round.proposed_at = self._clock()
         drawn = None if q is None else [self._is_models(known) for known in requests]
         return joined(parts, q, drawn)
 
-    def _known(self, request: Request) -> _Known:
+    def _known(self, request: Request) -> Known:
         known = self._requests.get(request)
         if known is None:
-            known = self._requests[request] = _Known({name: {} for name in self._gains})
+            known = self._requests[request] = Known({name: {} for name in self._gains})
         return known
 
-    def _look_up(self, decodes: Sequence[Decode], requests: Sequence[_Known]) -> None:
+    def _look_up(self, decodes: Sequence[Decode], requests: Sequence[Known]) -> None:
         """Asks every lookup."""
         for method in self.lookups:
             found = method.proposer.propose(decodes)
             for place, known in enumerate(requests):
                 known.found[method.name] = part_of(found, place)
 
-    def _choose(self, decode: Decode, known: _Known, batch: int) -> _Choice:
+    def _choose(self, decode: Decode, known: Known, batch: int) -> _Choice:
         """What should yield most tokens a second, if the whole batch did the same."""
         if known.until <= self._rounds or known.batch != batch:
             self._learn()
@@ -190,33 +144,33 @@ class MixtureProposer(Proposer):
             key = method.name, Gains.size(count)
             if key not in known.outlooks:
                 known.outlooks[key] = self._look_ahead(method, decode.request, known, count)
-            gains, lengths, values = known.outlooks[key]
+            gains, lengths, rates = known.outlooks[key]
             count = min(count, decode.lookahead)
-            if best is None or values[count] > best.value:
+            least = MARGIN if by_model else 1.0
+            if best is None or rates[count] > least * best.rate:
                 option = Option(gains[:count], by_model)
-                best = _Choice(method, part, option, lengths[count], values[count])
+                best = _Choice(method, part, option, lengths[count], rates[count])
         assert best is not None
         known.taken = best.method.name
         return best
 
-    def _look_ahead(self, method: Method, request: Request, known: _Known, count: int) -> Outlook:
+    def _look_ahead(self, method: Method, request: Request, known: Known, count: int) -> Outlook:
         """What a draft of about `count` tokens should be worth."""
         batch = known.batch
         seconds = self.costs.passes(batch * (1 + self.longest))
         gains = self._gains[method.name].expected(known.gains[method.name], count)
         if method is not self.model:
-            return outlook(seconds, batch, gains, self._pace.tokens, slack=SLACK)
-        level, reading = self.costs.level(batch), self.costs.reading(self._unread(request))
-        return outlook(seconds, batch, gains, self._pace.tokens, level, reading, TRUST)
+            return outlook(seconds, batch, gains, slack=SLACK)
+        reading = self.costs.reading(self._unread(request))
+        return outlook(seconds, batch, gains, self.costs.level(batch), reading)
 
-    def _plan(self, choices: Sequence[_Choice]) -> list[int]:
+    def _plan(self, choices: Sequence[_Choice]) -> Plan:
         """How far each draft reaches."""
         if len(choices) == 1:
-            return [choices[0].length]
+            return Plan([choices[0].length], choices[0].rate)
         seconds = self.costs.passes(len(choices) * (1 + self.longest))
         level = self.costs.level(max(1, sum(choice.option.by_model for choice in choices)))
-        options = [choice.option for choice in choices]
-        return best_lengths(seconds, level, options, self._pace.tokens, SLACK)
+        return best_lengths(seconds, level, [choice.option for choice in choices], SLACK)
 
     def _draft(
         self,
@@ -246,7 +200,7 @@ class MixtureProposer(Proposer):
         found = model.proposer.propose(
             [decode._replace(lookahead=n) for decode, n in zip(decodes, asked, strict=True)]
         )
-        self._round.drafting = seconds = self._clock() - began
+        seconds = self._clock() - began
         self.costs.observe_draft(len(mine), max(asked), seconds, sum(unread.values()))
         if probed is not None:
             count = len(decodes)
@@ -270,7 +224,7 @@ class MixtureProposer(Proposer):
         assert self._held is not None
         return max(self._held.rows(request), request.computed - request.draft_computed)
 
-    def _is_models(self, known: _Known) -> bool:
+    def _is_models(self, known: Known) -> bool:
         return self.model is not None and known.taken == self.model.name
 
     # -- learning ------------------------------------------------------------------------------
@@ -279,24 +233,13 @@ class MixtureProposer(Proposer):
         this = self._round
         if this.observed_at is None:
             self.costs.observe_pass(this.rows, self._clock() - this.proposed_at)
-        this.tokens += len(verdict.tokens)
         known = self._requests[request]
-        self._judged.append(_Judged(known, known.found, known.taken, drafted, verdict))
+        self._judged.append(Judged(known, known.found, known.taken, drafted, verdict))
         known.found = {}
         for method in self._methods:
             own = drafted if method is self.model and method.name == known.taken else 0
             method.proposer.observe(request, own, verdict)
         this.observed_at = self._clock()
-
-    def _look_back(self, before: _Round) -> None:
-        """Learns from the round before this one."""
-        if before.observed_at is None:
-            return
-        if before.first == self._round.first:
-            self.costs.observe_between(self._clock() - before.observed_at)
-        seconds = self.costs.passes(before.rows)
-        time = (seconds[before.rows] + before.drafting) / seconds[before.batch]
-        self._pace.observe(before.tokens / before.batch, time)
 
     def _learn(self) -> None:
         """From what was judged since the last time: seldom, for behind a pass each line is slow."""
