@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Generic, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -17,6 +17,7 @@ Float = Annotated[float, BeforeValidator(no_bool)]
 FinishReason = Literal["stop", "length", "abort"]
 GREEDY_BELOW = 1e-5  # temperatures under it mean greedy, as in vLLM
 SEED_LIMIT = 1 << 63
+T = TypeVar("T")
 
 
 def _as_list(value: Any) -> Any:
@@ -187,6 +188,8 @@ class Request:
     cumulative_logprob: float = 0.0
     finish_reason: FinishReason | None = None
     preemptions: int = 0
+    notes: dict[object, Any] = field(default_factory=dict)
+    """See `Notes`."""
 
     @property
     def output(self) -> list[int]:
@@ -200,3 +203,22 @@ class Request:
     def decoding(self) -> bool:
         """All but the last token are in the target's KV."""
         return len(self.tokens) - self.computed == 1
+
+
+class Notes(Generic[T]):
+    """What one part of the engine keeps about each request. It goes when the request goes."""
+
+    def get(self, request: Request) -> T | None:
+        """None: nothing was kept."""
+        return request.notes.get(self)
+
+    def __getitem__(self, request: Request) -> T:
+        kept: T = request.notes[self]
+        return kept
+
+    def __setitem__(self, request: Request, kept: T) -> None:
+        request.notes[self] = kept
+
+    def pop(self, request: Request) -> T | None:
+        """What was kept, and is not any more."""
+        return request.notes.pop(self, None)

@@ -181,7 +181,7 @@ def test_held_states_are_shown_in_order_when_asked_for_or_too_many():
     reader = Reader()
     held = HeldStates(reader, shares_prefixes=True)
     request, other = make_request([1, 2, 3]), make_request([1, 2, 3])
-    features = torch.arange(200.0)[:, None]
+    features = torch.arange(300.0)[:, None]
     held.add([Computed(request, 0, range(0, 3))], features)  # its prompt
     assert reader.shown == [(request.id, 0, [0.0, 1.0, 2.0])]
     held.add([Computed(request, 3, [5, 7]), Computed(other, 3, [6])], features)
@@ -195,6 +195,20 @@ def test_held_states_are_shown_in_order_when_asked_for_or_too_many():
         held.add([Computed(other, start, [start])], features)
     (_, start, values) = reader.shown[-1]
     assert (start, len(values), held.rows(other)) == (3, MOST_ROWS, 0)
+
+
+def test_of_small_passes_only_the_latest_are_kept_whole():
+    reader = Reader()
+    held = HeldStates(reader, shares_prefixes=False)
+    request = make_request([1])
+    passes = [torch.arange(5.0 * index, 5.0 * index + 5)[:, None] for index in range(40)]
+    for index, features in enumerate(passes):
+        held.add([Computed(request, 2 * index, [1, 3])], features)
+    kept = [held_storage(held, request, features) for features in passes]
+    assert kept == [False] * 32 + [True] * 8
+    held.show([request])
+    expected = [5.0 * index + row for index in range(40) for row in (1, 3)]
+    assert reader.shown == [(request.id, 0, expected)]
 
 
 def test_what_many_requests_held_is_shown_in_parts():

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from tandem.drafting import Computed, Proposer
-from tandem.request import Request
+from tandem.request import Notes, Request
 
 MOST_ROWS = 64  # of an answer, where prefixes are shared, then the model is shown them unasked
 MOST_UNSHARED = 2048  # of a text, where they are not
 ROWS_AT_ONCE = 1024
-MOST_KEPT = 64  # rows of a pass that are kept for some of them
+MOST_KEPT = 256  # rows of a pass that are kept for some of them, ...
+MOST_PARTS = 16  # ... and passes
 
 
 @dataclass(slots=True)
@@ -24,8 +24,25 @@ class _Held:
 
     start: int
     rows: int = 0
+    whole: list[Tensor] = field(default_factory=list)
+    """Hidden states, and behind them..."""
     parts: list[tuple[Tensor, Sequence[int]]] = field(default_factory=list)
-    """Passes' hidden states, and which rows of them."""
+    """... passes' hidden states, and which rows of them."""
+
+    def add(self, features: Tensor, rows: Sequence[int]) -> None:
+        """What a pass has computed of it."""
+        self.rows += len(rows)
+        self.parts.append((features, rows))
+        if len(self.parts) == MOST_PARTS or len(features) > MOST_KEPT:
+            self.whole.append(torch.cat(self._copies()))
+            self.parts = []
+
+    def states(self) -> list[Tensor]:
+        """All of it, one behind the other."""
+        return self.whole + self._copies()
+
+    def _copies(self) -> list[Tensor]:
+        return [features[_selected(rows)] for features, rows in self.parts]
 
 
 class HeldStates:
@@ -37,7 +54,7 @@ class HeldStates:
         self._proposer = proposer
         self._shares_prefixes = shares_prefixes
         self._most = MOST_ROWS if shares_prefixes else MOST_UNSHARED
-        self._held: WeakKeyDictionary[Request, _Held] = WeakKeyDictionary()
+        self._held = Notes[_Held]()
 
     def rows(self, request: Request) -> int:
         """How many wait."""
@@ -46,25 +63,25 @@ class HeldStates:
 
     def add(self, computed: Sequence[Computed], features: Tensor) -> None:
         """Keeps what the target has computed."""
-        read = [
-            one for one in computed if self._shares_prefixes and one.start < one.request.num_prompt
-        ]
-        if read:
-            for request, _, _ in read:
-                self._held.pop(request, None)
-            self._proposer.absorb(read, features)
-            computed = [one for one in computed if one.start >= one.request.num_prompt]
-        if len(features) > MOST_KEPT:  # or a few rows would keep a whole prompt's
-            computed, features = _picked(computed, features)
+        if self._shares_prefixes:
+            computed = self._read_prompts(computed, features)
         for request, start, rows in computed:
             held = self._held.get(request)
             if held is None or held.start + held.rows != start:
                 held = self._held[request] = _Held(start)
-            held.rows += len(rows)
-            held.parts.append((features, rows))
+            held.add(features, rows)
         full = [one.request for one in computed if self.rows(one.request) >= self._most]
         if full:
             self.show(full)
+
+    def _read_prompts(self, computed: Sequence[Computed], features: Tensor) -> list[Computed]:
+        """What is of prompts is shown; returns the rest."""
+        prompts = [one for one in computed if one.start < one.request.num_prompt]
+        for request, _, _ in prompts:
+            self._held.pop(request)
+        if prompts:
+            self._proposer.absorb(prompts, features)
+        return [one for one in computed if one.start >= one.request.num_prompt]
 
     def show(self, requests: Sequence[Request]) -> None:
         """Shows the model what was held of these requests."""
@@ -72,27 +89,17 @@ class HeldStates:
         parts: list[Tensor] = []
         first = 0
         for request in requests:
-            held = self._held.pop(request, None)
+            held = self._held.pop(request)
             if held is None:
                 continue
             if first + held.rows > ROWS_AT_ONCE and computed:
                 self._proposer.absorb(computed, torch.cat(parts))
                 computed, parts, first = [], [], 0
             computed.append(Computed(request, held.start, range(first, first + held.rows)))
-            parts += [features[_selected(rows)] for features, rows in held.parts]
+            parts += held.states()
             first += held.rows
         if computed:
             self._proposer.absorb(computed, torch.cat(parts))
-
-
-def _picked(computed: Sequence[Computed], features: Tensor) -> tuple[list[Computed], Tensor]:
-    """What was computed, with its own rows alone."""
-    found: list[Computed] = []
-    rows: list[int] = []
-    for one in computed:
-        found.append(one._replace(rows=range(len(rows), len(rows) + len(one.rows))))
-        rows += one.rows
-    return found, features[rows]
 
 
 def _selected(rows: Sequence[int]) -> slice | list[int]:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
@@ -28,8 +27,8 @@ from tandem.drafting.gains import Gains
 from tandem.drafting.held import HeldStates
 from tandem.drafting.lengths import Option, Outlook, Plan, best_lengths, outlook
 from tandem.drafting.parts import NOTHING, Part, joined, part_of
-from tandem.drafting.remembered import Judged, Known, Round
-from tandem.request import Request
+from tandem.drafting.remembered import Choice, Judged, Known
+from tandem.request import Notes, Request
 from tandem.scheduler import Decode
 
 PROBE = 2  # tokens of a draft that is not expected to pay
@@ -46,19 +45,6 @@ class Method(NamedTuple):
     name: str
     proposer: Proposer
     is_lookup: bool
-
-
-class _Choice(NamedTuple):
-    """The method that should gain most for a request."""
-
-    method: Method
-    part: Part
-    """A lookup's draft; nothing where the model is to draft."""
-    option: Option
-    length: int
-    """Best for this request, if the whole batch did the same, and..."""
-    rate: float
-    """... the tokens a second that it should yield then."""
 
 
 class MixtureProposer(Proposer):
@@ -82,12 +68,18 @@ class MixtureProposer(Proposer):
         self.longest = longest
         self._methods = [*self.lookups, *([self.model] if self.model else [])]
         self._longest_by_model = min(longest, self.model.proposer.longest) if self.model else 0
-        self._gains = {method.name: Gains(longest) for method in methods}
-        self._requests: WeakKeyDictionary[Request, Known] = WeakKeyDictionary()
+        self._gains = [Gains(longest) for _ in self._methods]
+        self._requests = Notes[Known]()
         self._judged: list[Judged] = []
         """What is still to be learnt."""
         self._rounds = 0
-        self._round = Round("")
+        self._first = ""
+        """Of the last round's requests. Where it goes on, nothing was waited for in between."""
+        self._rows = 0
+        """Of the last pass."""
+        self._proposed_at = 0.0
+        self._observed_at: float | None = None
+        """None: the round's pass is under way."""
 
     # -- drafting ------------------------------------------------------------------------------
 
@@ -95,7 +87,6 @@ class MixtureProposer(Proposer):
         if not decodes:
             return Draft([])
         self._rounds += 1
-        before, self._round = self._round, Round(decodes[0].request.id)
         requests = [self._known(decode.request) for decode in decodes]
         self._look_up(decodes, requests)
         choices = [
@@ -103,68 +94,76 @@ class MixtureProposer(Proposer):
             for decode, known in zip(decodes, requests, strict=True)
         ]
         plan = self._plan(choices)
-        if before.observed_at is not None and before.first == self._round.first:
-            self.costs.observe_between(self._clock() - before.observed_at)
-        planned = list(zip(choices, plan.lengths, strict=True))
-        parts = [choice.part.cut(length) for choice, length in planned]
+        self._observe_between(decodes[0].request.id)
+        parts = [
+            known.found[choice.place].cut(length) if choice.place < len(known.found) else NOTHING
+            for known, choice, length in zip(requests, choices, plan.lengths, strict=True)
+        ]
         q = None
         by_model = any(choice.option.by_model for choice in choices)
         if self.model is not None and (by_model or self.costs.may_explore):
+            planned = list(zip(choices, plan.lengths, strict=True))
             asked = [length * choice.option.by_model for choice, length in planned]
             waived = [sum(choice.option.gains[:n]) / plan.rate for choice, n in planned]
             q = self._draft(self.model, decodes, asked, parts, waived)
-        self._round.rows = sum(1 + len(part.tokens) for part in parts)
-        self._round.proposed_at = self._clock()
-        drawn = None if q is None else [self._is_models(known) for known in requests]
+        self._rows = len(parts) + sum([len(part.tokens) for part in parts])
+        self._proposed_at, self._observed_at = self._clock(), None
+        drawn = None if q is None else [known.taken >= len(self.lookups) for known in requests]
         return joined(parts, q, drawn)
 
     def _known(self, request: Request) -> Known:
         known = self._requests.get(request)
         if known is None:
-            known = self._requests[request] = Known({name: {} for name in self._gains})
+            known = self._requests[request] = Known([{} for _ in self._methods])
         return known
 
     def _look_up(self, decodes: Sequence[Decode], requests: Sequence[Known]) -> None:
         """Asks every lookup."""
-        for method in self.lookups:
-            found = method.proposer.propose(decodes)
-            for place, known in enumerate(requests):
-                known.found[method.name] = part_of(found, place)
+        drafts = [method.proposer.propose(decodes) for method in self.lookups]
+        for index, known in enumerate(requests):
+            known.found = [part_of(draft, index) for draft in drafts]
 
-    def _choose(self, decode: Decode, known: Known, batch: int) -> _Choice:
+    def _choose(self, decode: Decode, known: Known, batch: int) -> Choice:
         """What should yield most tokens a second, if the whole batch did the same."""
         if known.until <= self._rounds or known.batch != batch:
             self._learn()
-            known.outlooks = {}
-            known.batch, known.until = batch, self._rounds + PLANNED_FOR
-        best: _Choice | None = None
-        for method in self._methods:
-            by_model, part = method is self.model, known.found.get(method.name, NOTHING)
-            count = self._longest_by_model if by_model else len(part.tokens)
-            key = method.name, Gains.size(count)
+            known.begin(batch, self._rounds + PLANNED_FOR)
+        key = decode.lookahead, *[len(part.tokens) for part in known.found]
+        choice = known.choices.get(key)
+        if choice is None:
+            choice = known.choices[key] = self._compare(decode, known)
+        known.taken = choice.place
+        return choice
+
+    def _compare(self, decode: Decode, known: Known) -> Choice:
+        """The choice among all methods."""
+        best: Choice | None = None
+        for place, method in enumerate(self._methods):
+            by_model = method is self.model
+            count = self._longest_by_model if by_model else len(known.found[place].tokens)
+            key = place, Gains.size(count)
             if key not in known.outlooks:
-                known.outlooks[key] = self._look_ahead(method, decode.request, known, count)
+                known.outlooks[key] = self._look_ahead(place, decode.request, known, count)
             gains, lengths, rates = known.outlooks[key]
             count = min(count, decode.lookahead)
             least = MARGIN if by_model else 1.0
             if best is None or rates[count] > least * best.rate:
                 option = Option(gains[:count], by_model)
-                best = _Choice(method, part, option, lengths[count], rates[count])
+                best = Choice(place, option, lengths[count], rates[count])
         assert best is not None
-        known.taken = best.method.name
         return best
 
-    def _look_ahead(self, method: Method, request: Request, known: Known, count: int) -> Outlook:
+    def _look_ahead(self, place: int, request: Request, known: Known, count: int) -> Outlook:
         """What a draft of about `count` tokens should be worth."""
         batch = known.batch
         seconds = self.costs.passes(batch * (1 + self.longest))
-        gains = self._gains[method.name].expected(known.gains[method.name], count)
-        if method is not self.model:
+        gains = self._gains[place].expected(known.gains[place], count)
+        if self._methods[place] is not self.model:
             return outlook(seconds, batch, gains, slack=SLACK)
         reading = self.costs.reading(self._unread(request))
         return outlook(seconds, batch, gains, self.costs.level(batch), reading)
 
-    def _plan(self, choices: Sequence[_Choice]) -> Plan:
+    def _plan(self, choices: Sequence[Choice]) -> Plan:
         """How far each draft reaches."""
         if len(choices) == 1:
             return Plan([choices[0].length], choices[0].rate)
@@ -196,7 +195,7 @@ class MixtureProposer(Proposer):
         self._held.show(list(unread))
         for request, rows in unread.items():
             if rows > READ_ALONG:  # that it need not read them again changes its outlook
-                self._known(request).outlooks = {}
+                self._known(request).until = self._rounds
         found = model.proposer.propose(
             [decode._replace(lookahead=n) for decode, n in zip(decodes, asked, strict=True)]
         )
@@ -209,7 +208,7 @@ class MixtureProposer(Proposer):
         for place in mine:
             if found.tokens[place]:  # otherwise it still reads the text
                 parts[place] = part_of(found, place)
-                self._known(decodes[place].request).taken = model.name
+                self._known(decodes[place].request).taken = len(self.lookups)
         return found.q
 
     def _probed(self, decodes: Sequence[Decode], waived: Sequence[float]) -> int | None:
@@ -224,38 +223,40 @@ class MixtureProposer(Proposer):
         assert self._held is not None
         return max(self._held.rows(request), request.computed - request.draft_computed)
 
-    def _is_models(self, known: Known) -> bool:
-        return self.model is not None and known.taken == self.model.name
-
     # -- learning ------------------------------------------------------------------------------
 
     def observe(self, request: Request, drafted: int, verdict: Verdict) -> None:
-        this = self._round
-        if this.observed_at is None:
-            self.costs.observe_pass(this.rows, self._clock() - this.proposed_at)
+        if self._observed_at is None:
+            self.costs.observe_pass(self._rows, self._clock() - self._proposed_at)
         known = self._requests[request]
         self._judged.append(Judged(known, known.found, known.taken, drafted, verdict))
-        known.found = {}
-        for method in self._methods:
-            own = drafted if method is self.model and method.name == known.taken else 0
-            method.proposer.observe(request, own, verdict)
-        this.observed_at = self._clock()
+        for method in self.lookups:
+            method.proposer.observe(request, 0, verdict)
+        if self.model is not None:
+            own = drafted if known.taken == len(self.lookups) else 0
+            self.model.proposer.observe(request, own, verdict)
+        self._observed_at = self._clock()
+
+    def _observe_between(self, first: str) -> None:
+        """What the round before took besides its pass."""
+        if first == self._first and self._observed_at is not None:
+            self.costs.observe_between(self._clock() - self._observed_at)
+        self._first = first
 
     def _learn(self) -> None:
         """From what was judged since the last time: seldom, for behind a pass each line is slow."""
         for known, found, taken, drafted, verdict in self._judged:
-            for method in self._methods:
-                own, gains = known.gains[method.name], self._gains[method.name]
-                if method is self.model:
-                    tried = drafted if taken == method.name else 0
-                    gains.learn(own, self._longest_by_model, tried, verdict.path if tried else [])
-                    continue
-                part = found[method.name]
-                if taken == method.name and drafted:
+            for place, part in enumerate(found):
+                if place == taken and drafted:
                     judged = part.verified(drafted, verdict)
                 else:
                     judged = part.judged(verdict.tokens)
-                gains.learn(own, len(part.tokens), *judged)
+                self._gains[place].learn(known.gains[place], len(part.tokens), *judged)
+            if self.model is not None:
+                place = len(found)
+                tried = drafted if place == taken else 0
+                kept = verdict.path if tried else []
+                self._gains[place].learn(known.gains[place], self._longest_by_model, tried, kept)
         self._judged = []
 
     def absorb(self, computed: Sequence[Computed], features: Tensor) -> None:

@@ -9,10 +9,9 @@ the text is and however often it repeats.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from weakref import WeakKeyDictionary
 
 from tandem.drafting import Draft, Proposer
-from tandem.request import Request
+from tandem.request import Notes, Request
 from tandem.scheduler import Decode
 
 
@@ -52,7 +51,7 @@ class NgramProposer(Proposer):
     def __init__(self, smallest: int, largest: int) -> None:
         self.smallest = smallest
         self.largest = largest
-        self.indexes: WeakKeyDictionary[Request, NgramIndex] = WeakKeyDictionary()
+        self.indexes = Notes[NgramIndex]()
 
     def propose(self, decodes: Sequence[Decode]) -> Draft:
         return Draft([self._propose(*decode) for decode in decodes])

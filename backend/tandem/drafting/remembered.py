@@ -1,4 +1,4 @@
-"""What a mixture remembers of requests and rounds."""
+"""What a mixture remembers of requests."""
 
 from __future__ import annotations
 
@@ -7,45 +7,52 @@ from typing import NamedTuple
 
 from tandem.drafting import Verdict
 from tandem.drafting.gains import Records
-from tandem.drafting.lengths import Outlook
+from tandem.drafting.lengths import Option, Outlook
 from tandem.drafting.parts import Part
+
+
+class Choice(NamedTuple):
+    """The method that should gain most for a request."""
+
+    place: int
+    """Among the methods, the one that guesses with a model last."""
+    option: Option
+    length: int
+    """Best for this request, if the whole batch did the same, and..."""
+    rate: float
+    """... the tokens a second that it should yield then."""
 
 
 @dataclass(slots=True)
 class Known:
     """Of a request."""
 
-    gains: dict[str, Records]
+    gains: list[Records]
     """What was learnt of its drafts, by method."""
-    found: dict[str, Part] = field(default_factory=dict)
-    """What lookups found for it in this round."""
-    taken: str = ""
-    """Whose draft is verified in this round."""
-    outlooks: dict[tuple[str, int], Outlook] = field(default_factory=dict)
-    """What drafts should be worth to it, by method and size of the draft (`Gains.size`)..."""
+    found: list[Part] = field(default_factory=list)
+    """What each lookup found for it in this round."""
+    taken: int = 0
+    """The method whose draft is verified in this round."""
+    outlooks: dict[tuple[int, int], Outlook] = field(default_factory=dict)
+    """What drafts should be worth to it, by method and size of the draft (`Gains.size`), ..."""
+    choices: dict[tuple[int, ...], Choice] = field(default_factory=dict)
+    """... what follows from it, by lookahead and the lengths of what was found, ..."""
     batch: int = 0
     """... where there are so many requests, ..."""
     until: int = 0
-    """... and the round when they are worked out anew."""
+    """... and the round when it is worked out anew."""
 
-
-@dataclass(slots=True)
-class Round:
-    """The last one."""
-
-    first: str
-    """Of its requests. Where it goes on in the next round, nothing was waited for in between."""
-    rows: int = 0
-    """Of the target's pass."""
-    proposed_at: float = 0.0
-    observed_at: float | None = None
+    def begin(self, batch: int, until: int) -> None:
+        """Anew, then."""
+        self.outlooks, self.choices = {}, {}
+        self.batch, self.until = batch, until
 
 
 class Judged(NamedTuple):
     """One request's drafts of a round, and what became of them."""
 
     known: Known
-    found: dict[str, Part]
-    taken: str
+    found: list[Part]
+    taken: int
     drafted: int
     verdict: Verdict

@@ -9,13 +9,24 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from arctic_inference.suffix_decoding import SuffixDecodingCache
 
 from tandem.config import EngineConfig
 from tandem.drafting import Draft, Proposer, Verdict
-from tandem.request import Request
+from tandem.request import Notes, Request
 from tandem.scheduler import Decode
+
+
+@dataclass(slots=True)
+class _Text:
+    """A running request's."""
+
+    key: int
+    """Its name in the trees."""
+    known: int
+    """Tokens of it that the trees hold."""
 
 
 class SuffixProposer(Proposer):
@@ -27,17 +38,15 @@ class SuffixProposer(Proposer):
         self.factor = config.suffix_decoding_max_spec_factor
         self.least = config.suffix_decoding_min_token_prob
         self.cache = SuffixDecodingCache(self.depth, config.suffix_decoding_max_cached_requests)
-        self._known: weakref.WeakKeyDictionary[Request, int] = weakref.WeakKeyDictionary()
-        """Tokens of each running request that the trees hold."""
         self._next_key = 0
-        self._keys: weakref.WeakKeyDictionary[Request, int] = weakref.WeakKeyDictionary()
+        self._texts = Notes[_Text]()
 
     def propose(self, decodes: Sequence[Decode]) -> Draft:
         tokens: list[list[int]] = []
         parents: list[list[int]] = []
         for request, lookahead in decodes:
-            self._learn(request, ())
-            own, origins = self._guess(request, lookahead) if lookahead else ([], [])
+            text = self._learn(request, ())
+            own, origins = self._guess(request, text, lookahead) if lookahead else ([], [])
             tokens.append(own)
             parents.append([origin + 1 for origin in origins])
         return Draft(tokens, parents if self.as_tree else None)
@@ -46,9 +55,9 @@ class SuffixProposer(Proposer):
         """The last tokens of an answer are learnt here: nothing is proposed behind them."""
         self._learn(request, verdict.tokens)
 
-    def _guess(self, request: Request, lookahead: int) -> tuple[list[int], list[int]]:
+    def _guess(self, request: Request, text: _Text, lookahead: int) -> tuple[list[int], list[int]]:
         draft = self.cache.speculate(
-            self._keys[request],
+            text.key,
             request.tokens[-self.depth :],
             max_spec_tokens=lookahead,
             max_spec_factor=self.factor,
@@ -57,18 +66,18 @@ class SuffixProposer(Proposer):
         )
         return list(draft.token_ids), list(draft.parents)
 
-    def _learn(self, request: Request, behind: Sequence[int]) -> None:
+    def _learn(self, request: Request, behind: Sequence[int]) -> _Text:
         """Shows the trees what is new of the text and of what is about to follow it; a request that
         ends is forgotten, its answer is not."""
-        if request not in self._known:
-            key = self._next_key
+        text = self._texts.get(request)
+        if text is None:
+            text = self._texts[request] = _Text(self._next_key, request.num_prompt)
             self._next_key += 1
-            self._keys[request] = key
-            self._known[request] = request.num_prompt
-            self.cache.start_request(key, list(request.tokens[: request.num_prompt]))
-            weakref.finalize(request, self.cache.stop_request, key)
-        known = self._known[request]
-        new = [*request.tokens[known:], *behind[max(0, known - len(request.tokens)) :]]
+            self.cache.start_request(text.key, list(request.tokens[: request.num_prompt]))
+            weakref.finalize(request, self.cache.stop_request, text.key)
+        length = len(request.tokens)
+        new = [*request.tokens[text.known :], *behind[max(0, text.known - length) :]]
         if new:
-            self.cache.add_active_response(self._keys[request], new)
-            self._known[request] = known + len(new)
+            self.cache.add_active_response(text.key, new)
+            text.known += len(new)
+        return text

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from tandem.drafting import Computed
 from tandem.drafting.draft_model import level_query
 from tandem.drafting.steps import Level, depth
 from tandem.models.feature_head import FeatureHead
-from tandem.request import Request
+from tandem.request import Notes, Request
 from tandem.runners.head_runner import HeadRunner
 from tandem.scheduler import Decode
 
@@ -57,7 +56,7 @@ class FeatureGuesser:
         self.taps: tuple[int, ...] | None = head.taps
         self.max_depth = head.config.max_position
         self.runner: HeadRunner
-        self._states: WeakKeyDictionary[Request, _State] = WeakKeyDictionary()
+        self._states = Notes[_State]()
         self._hidden: Tensor  # of the last level, a row a node
 
     def block_bytes(self, block_size: int) -> int:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from tandem.drafting import Computed
-from tandem.request import Request
+from tandem.request import Notes, Request
 from tandem.scheduler import Decode
 
 
@@ -20,7 +19,7 @@ class LastHidden(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self._hidden: WeakKeyDictionary[Request, Tensor] = WeakKeyDictionary()
+        self._hidden = Notes[Tensor]()
 
     def absorb(self, computed: Sequence[Computed], features: Tensor) -> None:
         for one in computed:
