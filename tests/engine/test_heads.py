@@ -216,13 +216,11 @@ def test_kv_after_rollbacks_and_cached_prefixes_is_that_of_a_fresh_pass_bit_for_
         "draft_model": {"draft_model": good_draft},
         "suffix": {"speculative_method": "suffix"},
     }
-    others["suffix,eagle3"] = {"speculative_method": method, "draft_model": heads["eagle3"]}
+    mixed = {"draft_model": heads["eagle3"], "adaptive_speculation": True}
+    others["suffix,eagle3"] = mixed | {"speculative_method": method}
     parameters = others.get(method) or drafting(method, heads[method])
     parameters = parameters | TREES[tree]
-    adaptive = "," in method
-    one = engine(
-        **parameters, block_size=4, num_speculative_tokens=5, adaptive_speculation=adaptive
-    )
+    one = engine(**parameters, block_size=4, num_speculative_tokens=5)
     if "," in method:
         by_whim(one, 3)
     params = [SamplingParams(seed=seed, max_tokens=30) for seed in range(4)]
