@@ -57,14 +57,16 @@ def interleave(
 ) -> dict[str, Summary]:
     """Runs every contender on every input, turn by turn, after one unmeasured round."""
     runs: dict[str, list[list[Run]]] = defaultdict(list)
+    names = list(contenders)
     for contender in contenders.values():
         contender(inputs[0])
     for repeat in track(range(repeats), description="measuring", console=Console(stderr=True)):
         for name in contenders:
             runs[name].append([])
         for batch in inputs:
-            for name, contender in contenders.items():
-                runs[name][repeat].append(contender(batch))
+            names.append(names.pop(0))  # nobody always follows the same one
+            for name in names:
+                runs[name][repeat].append(contenders[name](batch))
     return {name: _summary(rounds) for name, rounds in runs.items()}
 
 

@@ -8,6 +8,7 @@ import pytest
 from tandem.serving import ServerOptions, TritonServer
 from tandem.serving.overrides import overridden
 
+STEADY = {"dtype": "float32", "adaptive_speculation": "false"}
 MODEL_REPOSITORY = Path(__file__).parents[1] / "model_repository"
 
 
@@ -30,12 +31,13 @@ def triton_server(
 ) -> Iterator[TritonServer]:
     """A tritonserver with the model `tandem` on free ports, one for the whole session.
 
-    In float32, so that no tie of bfloat16 logits decides what a test sees.
+    In float32, and drafting in every round, so that neither ties of bfloat16 logits nor a busy
+    machine decide what a test sees.
     """
     folder = tmp_path_factory.mktemp("triton")
     (folder / "tandem").symlink_to(served_model)
     with (
-        overridden(folder, ("tandem",), {"dtype": "float32"}) as repository,
+        overridden(folder, ("tandem",), STEADY) as repository,
         TritonServer(
             ServerOptions(repository, ("tandem",), log_path=folder / "server.log")
         ) as server,

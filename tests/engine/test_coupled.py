@@ -8,6 +8,7 @@ from tandem import Engine, EngineConfig, SamplingParams
 
 COUNT, LENGTH = 24, 48
 RNG = random.Random(7)
+ALWAYS = {"kv_cache_memory": "8MiB", "adaptive_speculation": False}
 PROMPTS = [RNG.choices(range(96), k=RNG.randrange(2, 50)) for _ in range(COUNT)]
 SHAPES = [{}, {"top_k": 20}, {"top_p": 0.8, "temperature": 0.9}, {"frequency_penalty": 0.6}]
 PARAMS = [
@@ -17,7 +18,7 @@ PARAMS = [
 
 
 def run(target, prompts=PROMPTS, params=PARAMS, **parameters):
-    with Engine(EngineConfig(model=target, kv_cache_memory="8MiB", **parameters)) as engine:
+    with Engine(EngineConfig(model=target, **ALWAYS, **parameters)) as engine:
         return [output.token_ids for output in engine.generate(prompts, params)]
 
 
@@ -56,6 +57,6 @@ def test_another_seed_gives_another_text(target, plain):
 
 def test_the_draft_shares_the_noise(target, plain):
     """A draft equal to the target must then be accepted whole."""
-    with Engine(EngineConfig(model=target, draft_model=target, kv_cache_memory="8MiB")) as engine:
+    with Engine(EngineConfig(model=target, draft_model=target, **ALWAYS)) as engine:
         outputs = engine.generate(PROMPTS, PARAMS)
     assert all(output.stats.acceptance_rate == 1 for output in outputs)

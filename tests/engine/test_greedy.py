@@ -132,7 +132,8 @@ def test_every_family(family, tmp_path):
 def run(folder, prompts, params=GREEDY, pool_blocks=None, **parameters):
     """Outputs and the number of preemptions, with the pool's integrity checked at the end."""
     memory = pool_blocks * block_bytes(folder, parameters) if pool_blocks else POOL
-    config = EngineConfig(model=folder, kv_cache_memory=memory, **parameters)
+    parameters |= {"kv_cache_memory": memory, "adaptive_speculation": False}
+    config = EngineConfig(model=folder, **parameters)
     with Engine(config) as engine:
         outputs = engine.generate(prompts, params)
         engine.check_integrity()

@@ -1,6 +1,8 @@
 """Several methods side by side: lossless, and each used where it gains most."""
 
+import gc
 import random
+import weakref
 
 import pytest
 import torch
@@ -174,6 +176,7 @@ class Reader(Proposer):
 
 def held_storage(held, request, features):
     """Whether what is held of a request keeps all of a pass."""
+    assert held.rows(request)
     return any(part.data_ptr() == features.data_ptr() for part, _ in held._held[request].parts)
 
 
@@ -193,8 +196,23 @@ def test_held_states_are_shown_in_order_when_asked_for_or_too_many():
     assert not held_storage(held, other, features)  # of a large pass nothing else is kept
     for start in range(4, 3 + MOST_ROWS):
         held.add([Computed(other, start, [start])], features)
+    assert held.rows(other) == 0
     (_, start, values) = reader.shown[-1]
-    assert (start, len(values), held.rows(other)) == (3, MOST_ROWS, 0)
+    assert (start, len(values)) == (3, MOST_ROWS)
+
+
+def test_of_a_finished_request_nothing_is_held():
+    held = HeldStates(Reader(), shares_prefixes=False)
+    request, other = make_request([1]), make_request([1])
+    for start in range(3):
+        held.add([Computed(request, start, [0]), Computed(other, start, [1])], torch.zeros(2, 1))
+    request.finish_reason = "stop"
+    held.add([Computed(request, 3, [0]), Computed(other, 3, [1])], torch.zeros(2, 1))
+    gone = weakref.ref(request)
+    del request
+    gc.collect()
+    assert gone() is None
+    assert held.rows(other) == 4
 
 
 def test_of_small_passes_only_the_latest_are_kept_whole():

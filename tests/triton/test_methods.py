@@ -5,6 +5,7 @@ import pytest
 from tandem.serving import ServerOptions, TritonServer
 from tandem.serving.overrides import overridden
 from tandem_client import GrpcClient
+from tests.conftest import STEADY
 from tests.engine.heads import DEMO, METHODS, make_head
 from tests.triton.conftest import PROMPT
 from tests.triton.repository import MODEL_REPOSITORY
@@ -26,6 +27,8 @@ def settings(folder):
     found["draft_tree"] = {"speculative_tree": "2", "draft_model": DRAFT}
     found["suffix"] = {"speculative_method": "suffix", "draft_model": ""}
     found["mixture"] = {"speculative_method": "suffix, ngram, draft_model", "draft_model": DRAFT}
+    found["mixture"]["adaptive_speculation"] = "true"
+    found["adaptive"] = {"draft_model": DRAFT, "adaptive_speculation": "true"}
     found["block"] = {"acceptance_method": "block", "draft_model": DRAFT}
     return found
 
@@ -38,7 +41,7 @@ def served(tmp_path_factory):
     repository.mkdir()
     every = settings(folder / "heads")
     for name, parameters in every.items():
-        common = {"dtype": "float32", "kv_cache_memory": "48MiB"}
+        common = STEADY | {"kv_cache_memory": "48MiB"}
         common |= {"num_threads": "1", "max_model_len": "1024"}
         with overridden(MODEL_REPOSITORY, ("tandem",), common | parameters) as made:
             model = repository / name
@@ -50,7 +53,7 @@ def served(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "name", [*METHODS, "eagle3_tree", "draft_tree", "suffix", "mixture", "block"]
+    "name", [*METHODS, "eagle3_tree", "draft_tree", "suffix", "mixture", "adaptive", "block"]
 )
 def test_the_text_is_the_targets_own(served, greedy_text, name):
     with GrpcClient(served, name) as client:

@@ -10,6 +10,7 @@ import pytest
 from tandem.serving import ServerOptions, TritonServer
 from tandem.serving.overrides import overridden
 from tandem_client import GrpcClient, Unavailable
+from tests.conftest import STEADY
 from tests.triton.conftest import PROMPT
 from tests.triton.protocol import WAIT
 from tests.triton.repository import MODEL_REPOSITORY
@@ -23,7 +24,7 @@ GREEDY = {"temperature": 0.0, "ignore_eos": True}
 def server(tmp_path_factory):
     log = tmp_path_factory.mktemp("tp") / "server.log"
     with (
-        overridden(MODEL_REPOSITORY, (MODEL,), {"dtype": "float32"}) as repository,
+        overridden(MODEL_REPOSITORY, (MODEL,), STEADY) as repository,
         TritonServer(ServerOptions(repository, (MODEL,), log_path=log)) as server,
     ):
         yield server

@@ -12,6 +12,8 @@ OF_A_REQUEST = 0.97  # what a request's earlier drafts count for after a new one
 OF_A_METHOD = 0.998
 HEAVIEST = 1e6
 LEAST = 1e-9  # of a chance: others are divided by it
+STEADY = 8  # times as many drafts must be known as may come, before a method is judged anew, ...
+MOST_UNSEEN = 32  # ... and no more than so many
 UNUSED = 0.97  # what they count for after a round without one
 
 
@@ -29,9 +31,12 @@ class _Record:
         self._memory = memory
         self._weight = 1.0
         """Of the newest draft."""
+        self.drafts = 0
+        """Learnt from, those that have faded too."""
 
     def update(self, tried: int, kept: Collection[int]) -> None:
         self._weight /= self._memory if tried else UNUSED
+        self.drafts += 1
         self._ends[tried] += self._weight
         for place in kept:
             self._kept[place - 1] += self._weight
@@ -92,7 +97,9 @@ class Gains:
         self._longest = longest
         self._all: Records = {}
         self._usual: dict[int, list[float]] = {}
-        """Of `_all`, as far as it was asked for."""
+        """Of `_all`, as far as it was asked for, and..."""
+        self._renewed: dict[int, int] = {}
+        """... from how many drafts; a few more of many would change little."""
 
     @staticmethod
     def size(count: int) -> int:
@@ -103,9 +110,12 @@ class Gains:
         """Of the tokens of a draft like one of `count`, and of no fewer; never rising. own: what
         was learnt of the request, nothing at first."""
         size = self.size(count)
-        if size not in self._usual:
-            record = self._all.setdefault(size, _Record(self._longest, OF_A_METHOD))
-            self._usual[size] = record.usual()
+        record = self._all.get(size)
+        if record is None:
+            record = self._all[size] = _Record(self._longest, OF_A_METHOD)
+        known = self._renewed.get(size, -1)
+        if record.drafts - known > min(known // STEADY, MOST_UNSEEN):
+            self._usual[size], self._renewed[size] = record.usual(), record.drafts
         usual = self._usual[size][: min(self._longest, (1 << size) - 1)]
         return own[size].expected(usual) if size in own else usual
 
@@ -118,6 +128,5 @@ class Gains:
                 if size not in records:
                     records[size] = _Record(self._longest, memory)
                 records[size].update(tried, kept)
-            self._usual.pop(size, None)
         elif size in own:
             own[size].update(0, ())

@@ -55,9 +55,11 @@ class HeldStates:
         self._shares_prefixes = shares_prefixes
         self._most = MOST_ROWS if shares_prefixes else MOST_UNSHARED
         self._held = Notes[_Held]()
+        self._unsorted: list[tuple[Sequence[Computed], Tensor]] = []
 
     def rows(self, request: Request) -> int:
         """How many wait."""
+        self._sort()
         held = self._held.get(request)
         return held.rows if held else 0
 
@@ -65,26 +67,42 @@ class HeldStates:
         """Keeps what the target has computed."""
         if self._shares_prefixes:
             computed = self._read_prompts(computed, features)
-        for request, start, rows in computed:
-            held = self._held.get(request)
-            if held is None or held.start + held.rows != start:
-                held = self._held[request] = _Held(start)
-            held.add(features, rows)
-        full = [one.request for one in computed if self.rows(one.request) >= self._most]
-        if full:
-            self.show(full)
+        self._unsorted.append((computed, features))
+        large = len(self._unsorted) == MOST_PARTS or len(features) > MOST_KEPT
+        if large or any(one.request.finish_reason for one in computed):
+            self._sort()
 
-    def _read_prompts(self, computed: Sequence[Computed], features: Tensor) -> list[Computed]:
+    def _sort(self) -> None:
+        """Some passes at a time: behind each of them it would take several times as long."""
+        unsorted, self._unsorted = self._unsorted, []
+        full: set[Request] = set()
+        for passed, features in unsorted:
+            for request, start, rows in passed:
+                if request.finish_reason is not None:
+                    continue
+                held = self._held.get(request)
+                if held is None or held.start + held.rows != start:
+                    held = self._held[request] = _Held(start)
+                held.add(features, rows)
+                if held.rows >= self._most:
+                    full.add(request)
+        if full:
+            self.show(list(full))
+
+    def _read_prompts(self, computed: Sequence[Computed], features: Tensor) -> Sequence[Computed]:
         """What is of prompts is shown; returns the rest."""
         prompts = [one for one in computed if one.start < one.request.num_prompt]
+        if not prompts:
+            return computed
+        self._sort()
         for request, _, _ in prompts:
             self._held.pop(request)
-        if prompts:
-            self._proposer.absorb(prompts, features)
+        self._proposer.absorb(prompts, features)
         return [one for one in computed if one.start >= one.request.num_prompt]
 
     def show(self, requests: Sequence[Request]) -> None:
         """Shows the model what was held of these requests."""
+        self._sort()
         computed: list[Computed] = []
         parts: list[Tensor] = []
         first = 0
