@@ -39,6 +39,8 @@ class Summary(NamedTuple):
     """All prompts together, of each the median over repeats."""
     acceptance_rate: float
     tokens_per_round: float
+    by_repeat: list[float]
+    """Tokens a second of each repeat."""
 
 
 Batch = list[list[int]]
@@ -83,6 +85,7 @@ def _summary(repeats: list[list[Run]]) -> Summary:
         tokens / seconds,
         accepted / drafted if drafted else 0.0,
         1 + accepted / rounds if rounds else 1.0,
+        [sum(r.tokens for r in runs) / sum(r.seconds for r in runs) for runs in repeats],
     )
 
 

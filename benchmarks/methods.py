@@ -1,12 +1,14 @@
 """Every method of speculation on the demo target: batch 1 and 8, chain and tree, greedy.
 
-`python -m benchmarks.methods` prints a table for held-out and one for repetitive prompts, and
-writes benchmarks/results/methods.json. A target pass is the time of the target's forward, a draft's
-cost what the proposer takes in the same round, reading the target's hidden states included.
+`python -m benchmarks.methods` prints a table for held-out and one for repetitive prompts, compares
+mixtures with their parts, and writes benchmarks/results/methods.json. A target pass is the time of
+the target's forward, a draft's cost what the proposer takes in the same round, reading the target's
+hidden states included.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -29,6 +31,10 @@ from benchmarks.common import (
 from tandem import Engine, EngineConfig, SamplingParams
 from tandem.runners.parallel_runner import Runner
 from tandem.tokenizer import Tokenizer
+
+KINDS = ("heldout", "repetitive")
+BATCHES = (1, 8)
+MORE = 4  # times as many repeats, for a mixture and its parts
 
 
 class Setting(NamedTuple):
@@ -135,9 +141,19 @@ def main(
         engines = {one.title: stack.enter_context(_engine(one)) for one in chosen}
         target = next(iter(engines.values())).target
         meters = {title: Meter(engine, target) for title, engine in engines.items()}
-        for kind in ("heldout", "repetitive"):
-            texts = [tokenizer.encode(text) for text in prompts(kind, count)]
-            result[kind] = _measure(kind, meters, texts, new_tokens, repeats)
+        texts = {kind: [tokenizer.encode(text) for text in prompts(kind, count)] for kind in KINDS}
+        for kind in KINDS:
+            result[kind] = _measure(kind, meters, texts[kind], new_tokens, repeats)
+        mixtures = [one for one in chosen if "," in one.methods]
+        result["mixtures"] = {
+            f"{mixture.title}, {kind}, batch {batch}": _against_parts(
+                mixture, meters, _batches(texts[kind], batch), new_tokens, MORE * repeats
+            )
+            for mixture in mixtures
+            for kind in KINDS
+            for batch in BATCHES
+        }
+    _show_mixtures(result["mixtures"])
     save("methods", result)
 
 
@@ -159,12 +175,16 @@ def _engine(setting: Setting) -> Engine:
     )
 
 
+def _batches(texts: list[list[int]], size: int) -> list[Batch]:
+    return [texts[start : start + size] for start in range(0, len(texts), size)]
+
+
 def _measure(
     kind: str, meters: dict[str, Meter], texts: list[list[int]], new_tokens: int, repeats: int
 ) -> dict[str, Any]:
     result: dict[str, Any] = {}
-    for batch in (1, 8):
-        inputs = [texts[start : start + batch] for start in range(0, len(texts), batch)]
+    for batch in BATCHES:
+        inputs = _batches(texts, batch)
         for meter in meters.values():
             meter.draft_s, meter.target_s, meter.passes = 0.0, 0.0, 0
         contenders = {title: _contender(meter, new_tokens) for title, meter in meters.items()}
@@ -200,8 +220,41 @@ def _contender(meter: Meter, new_tokens: int) -> Contender:
     return run
 
 
+def _against_parts(
+    mixture: Setting,
+    meters: dict[str, Meter],
+    inputs: list[Batch],
+    new_tokens: int,
+    repeats: int,
+) -> dict[str, Any]:
+    """A mixture's speed as a multiple of each part's, with nothing else in between: what is to be
+    seen is smaller than what a machine's speed changes by while a whole table is measured."""
+    names = mixture.methods.split(",")
+    parts = [s.title for s in SETTINGS if s.methods in names and s.tree is None]
+    titles = [title for title in parts if title in meters] + [mixture.title]
+    contenders = {title: _contender(meters[title], new_tokens) for title in titles}
+    speeds = {
+        title: one.by_repeat for title, one in interleave(contenders, inputs, repeats).items()
+    }
+    found = {}
+    for title in titles[:-1]:
+        pairs = zip(speeds[mixture.title], speeds[title], strict=True)
+        ratios = statistics.quantiles([whole / part for whole, part in pairs], n=4)
+        found[title] = [round(ratio, 3) for ratio in ratios]
+    return found
+
+
+def _show_mixtures(mixtures: dict[str, Any]) -> None:
+    rows = [
+        (case, part, f"{middle:.3f}", f"{low:.3f} to {high:.3f}")
+        for case, parts in mixtures.items()
+        for part, (low, middle, high) in parts.items()
+    ]
+    show("a mixture's speed by its parts'", ["", "part", "median", "quartiles"], rows)
+
+
 def _show(kind: str, result: dict[str, Any]) -> None:
-    bases = [result["none"][f"batch {batch}"]["tokens_per_second"] for batch in (1, 8)]
+    bases = [result["none"][f"batch {batch}"]["tokens_per_second"] for batch in BATCHES]
     rows = []
     for title, batches in result.items():
         one, eight = batches["batch 1"], batches["batch 8"]

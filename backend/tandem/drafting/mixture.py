@@ -36,7 +36,6 @@ MARGIN = 1.1  # times the rate of others, that a model must promise: the best of
 # is on average too good, and where it was wrong a model costs more than a lookup
 SLACK = 0.95  # of the best rate is enough for a lookup to draft as far as it wants: it has seen the
 # match, and what is drafted teaches more
-PLANNED_FOR = 8  # rounds that a request's outlooks hold: what they rest on changes slowly
 
 
 class Method(NamedTuple):
@@ -127,7 +126,7 @@ class MixtureProposer(Proposer):
         """What should yield most tokens a second, if the whole batch did the same."""
         if known.until <= self._rounds or known.batch != batch:
             self._learn()
-            known.begin(batch, self._rounds + PLANNED_FOR)
+            known.begin(batch, self._rounds)
         key = decode.lookahead, *[len(part.tokens) for part in known.found]
         choice = known.choices.get(key)
         if choice is None:

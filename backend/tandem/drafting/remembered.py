@@ -10,6 +10,9 @@ from tandem.drafting.gains import Records
 from tandem.drafting.lengths import Option, Outlook
 from tandem.drafting.parts import Part
 
+PLANNED_FOR = 8  # rounds that a request's first outlooks hold, and...
+MOST_PLANNED_FOR = 32  # ... later ones: what they rest on changes ever more slowly
+
 
 class Choice(NamedTuple):
     """The method that should gain most for a request."""
@@ -40,12 +43,15 @@ class Known:
     batch: int = 0
     """... where there are so many requests, ..."""
     until: int = 0
-    """... and the round when it is worked out anew."""
+    """... and the round when it is worked out anew; ..."""
+    rounds: int = PLANNED_FOR
+    """... the next time it will hold for so many."""
 
-    def begin(self, batch: int, until: int) -> None:
-        """Anew, then."""
+    def begin(self, batch: int, now: int) -> None:
+        """Anew in this round."""
         self.outlooks, self.choices = {}, {}
-        self.batch, self.until = batch, until
+        self.batch, self.until = batch, now + self.rounds
+        self.rounds = min(2 * self.rounds, MOST_PLANNED_FOR)
 
 
 class Judged(NamedTuple):
