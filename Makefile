@@ -60,5 +60,5 @@ lock: setup ## pin the newest versions that pyproject.toml allows
 	@tools/setup/lock.sh
 
 clean: ## remove what the other targets made
-	rm -rf .venv .venv-vllm .triton .triton.* .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf .venv .venv-vllm .venv-openvino .cache .triton .triton.* .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -6,8 +6,7 @@ import json
 import platform
 import statistics
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 MODELS = ROOT / "model_repository" / "tandem" / "1"
 PROMPTS = ROOT / "tools" / "demo_models"
 RESULTS = ROOT / "benchmarks" / "results"
+CACHE = ROOT / ".cache" / "benchmarks"
 
 
 class Run(NamedTuple):
@@ -54,11 +54,13 @@ def prompts(kind: str, count: int) -> list[str]:
     return texts[:count]
 
 
-def interleave(
-    contenders: dict[str, Contender], inputs: Sequence[Batch], repeats: int
-) -> dict[str, Summary]:
+Runs = dict[str, list[list[Run]]]
+"""Of each contender, of each repeat, of each input."""
+
+
+def interleave(contenders: Mapping[str, Contender], inputs: Sequence[Batch], repeats: int) -> Runs:
     """Runs every contender on every input, turn by turn, after one unmeasured round."""
-    runs: dict[str, list[list[Run]]] = defaultdict(list)
+    runs: Runs = {name: [] for name in contenders}
     names = list(contenders)
     for contender in contenders.values():
         contender(inputs[0])
@@ -69,7 +71,12 @@ def interleave(
             names.append(names.pop(0))  # nobody always follows the same one
             for name in names:
                 runs[name][repeat].append(contenders[name](batch))
-    return {name: _summary(rounds) for name, rounds in runs.items()}
+    return runs
+
+
+def summarized(runs: Runs) -> dict[str, Summary]:
+    """Of every contender."""
+    return {name: _summary(repeats) for name, repeats in runs.items()}
 
 
 def _summary(repeats: list[list[Run]]) -> Summary:

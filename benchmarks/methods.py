@@ -27,6 +27,7 @@ from benchmarks.common import (
     prompts,
     save,
     show,
+    summarized,
 )
 from tandem import Engine, EngineConfig, SamplingParams
 from tandem.runners.parallel_runner import Runner
@@ -188,7 +189,7 @@ def _measure(
         for meter in meters.values():
             meter.draft_s, meter.target_s, meter.passes = 0.0, 0.0, 0
         contenders = {title: _contender(meter, new_tokens) for title, meter in meters.items()}
-        found = interleave(contenders, inputs, repeats)
+        found = summarized(interleave(contenders, inputs, repeats))
         for title, summary in found.items():
             result.setdefault(title, {})[f"batch {batch}"] = {
                 "tokens_per_second": round(summary.tokens_per_second, 1),
@@ -233,15 +234,14 @@ def _against_parts(
     parts = [s.title for s in SETTINGS if s.methods in names and s.tree is None]
     titles = [title for title in parts if title in meters] + [mixture.title]
     contenders = {title: _contender(meters[title], new_tokens) for title in titles}
-    speeds = {
-        title: one.by_repeat for title, one in interleave(contenders, inputs, repeats).items()
-    }
-    found = {}
+    found = summarized(interleave(contenders, inputs, repeats))
+    speeds = {title: one.by_repeat for title, one in found.items()}
+    ratios = {}
     for title in titles[:-1]:
         pairs = zip(speeds[mixture.title], speeds[title], strict=True)
-        ratios = statistics.quantiles([whole / part for whole, part in pairs], n=4)
-        found[title] = [round(ratio, 3) for ratio in ratios]
-    return found
+        quartiles = statistics.quantiles([whole / part for whole, part in pairs], n=4)
+        ratios[title] = [round(ratio, 3) for ratio in quartiles]
+    return ratios
 
 
 def _show_mixtures(mixtures: dict[str, Any]) -> None:

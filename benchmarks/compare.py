@@ -1,0 +1,198 @@
+"""Our engine and its peers on the same checkpoints, prompts and token counts: one stream, greedy.
+
+`python -m benchmarks.compare` prints a table for each target and kind of prompt, and writes
+benchmarks/results/compare.json. Every contender is a process of its own and all take turns; they
+are started anew some times, for a process may find its weights in places of memory that are read
+more or less quickly. The larger targets are the demo target with identity layers (their o_proj and
+down_proj are zero): the same function at the cost of a bigger model, so that drafts are accepted as
+they are for the small one.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from rich.console import Console
+from rich.progress import track
+
+from benchmarks.common import (
+    CACHE,
+    MODELS,
+    Batch,
+    Runs,
+    Summary,
+    interleave,
+    machine,
+    prompts,
+    save,
+    show,
+    summarized,
+)
+from benchmarks.peers.process import (
+    OPENVINO,
+    TANDEM,
+    TRANSFORMERS,
+    VLLM,
+    Peer,
+    Software,
+    checkpoint,
+)
+from benchmarks.peers.worker import Case
+from tandem.tokenizer import Tokenizer
+from tools.demo_models.__main__ import pad_command
+
+KINDS = ("heldout", "repetitive")
+PROMPT_TOKENS = 128
+
+
+class Contender(NamedTuple):
+    """An engine with a method."""
+
+    software: Software
+    method: str = "none"
+    tokens: int = 0
+
+    @property
+    def title(self) -> str:
+        """In the table."""
+        name = {"none": "plain", "draft_model": "draft model", "ngram": "n-gram"}
+        return f"{self.software.name}, {name.get(self.method, self.method)}" + (
+            f", k = {self.tokens}" if self.tokens else ""
+        )
+
+
+class Target(NamedTuple):
+    """A model, and what runs it."""
+
+    name: str
+    megabytes: int | None
+    """Of its weights in bfloat16; None: as it ships."""
+    prompts: int
+    contenders: tuple[Contender, ...]
+
+
+PLAIN = tuple(Contender(software) for software in (TANDEM, OPENVINO, VLLM, TRANSFORMERS))
+PEERS = tuple(
+    Contender(software, method, tokens)
+    for software in (OPENVINO, VLLM, TRANSFORMERS)
+    for method, tokens in (("draft_model", 4), ("ngram", 8))
+)
+OURS = (
+    Contender(TANDEM, "draft_model", 4),
+    Contender(TANDEM, "draft_model", 8),
+    Contender(TANDEM, "ngram", 8),
+    Contender(TANDEM, "suffix", 16),
+    Contender(TANDEM, "suffix,draft_model", 8),
+)
+TARGETS = (
+    Target("demo", None, 5, (*PLAIN, *OURS, *PEERS)),
+    Target("200 MB", 200, 3, (*PLAIN, *OURS, *PEERS)),
+    Target("600 MB", 600, 1, (PLAIN[0], PLAIN[1], OURS[1], OURS[4], PEERS[0], PEERS[1])),
+)
+
+
+def main(
+    new_tokens: Annotated[int, typer.Option(help="Tokens generated a prompt.")] = 128,
+    repeats: Annotated[int, typer.Option(help="Rounds; the median counts.")] = 2,
+    starts: Annotated[int, typer.Option(help="Times that every process is started.")] = 2,
+    threads: Annotated[int, typer.Option(help="CPU threads.")] = 2,
+    only: Annotated[str, typer.Option(help="The target of this name.")] = "",
+) -> None:
+    """Measures and reports."""
+    result: dict[str, Any] = {"machine": machine(), "new_tokens": new_tokens, "targets": {}}
+    for target in TARGETS:
+        if only in ("", target.name):
+            result["targets"][target.name] = _measure(target, new_tokens, repeats, starts, threads)
+    save("compare", result)
+
+
+def model_folder(megabytes: int | None) -> Path:
+    """The demo target, or a larger one that computes the same, made once."""
+    if megabytes is None:
+        return MODELS / "target"
+    folder = CACHE / "models" / f"target-{megabytes}"
+    if not (folder / "config.json").exists():
+        pad_command(megabytes, folder)
+    return folder
+
+
+def _measure(
+    target: Target, new_tokens: int, repeats: int, starts: int, threads: int
+) -> dict[str, Any]:
+    folder = model_folder(target.megabytes)
+    inputs = {kind: _inputs(folder, kind, target.prompts) for kind in KINDS}
+    runs: dict[str, Runs] = {kind: {} for kind in KINDS}
+    texts: dict[str, dict[str, list[list[int]]]] = {kind: {} for kind in KINDS}
+    versions: dict[str, str] = {}
+    for _ in range(starts):
+        with ExitStack() as stack:
+            peers = {}
+            for one in track(
+                target.contenders, description=target.name, console=Console(stderr=True)
+            ):
+                peers[one.title] = stack.enter_context(_started(one, folder, threads))
+                versions[one.software.name] = peers[one.title].version
+            contenders = {
+                title: partial(peer.run, new_tokens=new_tokens) for title, peer in peers.items()
+            }
+            for kind in KINDS:
+                found = interleave(contenders, inputs[kind], repeats)
+                for title, more in found.items():
+                    runs[kind].setdefault(title, []).extend(more)
+                    texts[kind][title] = [
+                        peers[title].answers[tuple(prompt)] for (prompt,) in inputs[kind]
+                    ]
+    weights = (folder / "model.safetensors").stat().st_size
+    result: dict[str, Any] = {"weights_bytes": weights, "versions": versions}
+    for kind in KINDS:
+        result[kind] = _report(f"{target.name}, {kind}", summarized(runs[kind]), texts[kind])
+    return result
+
+
+def _inputs(folder: Path, kind: str, count: int) -> list[Batch]:
+    tokenizer = Tokenizer(folder)
+    return [[tokenizer.encode(text)[:PROMPT_TOKENS]] for text in prompts(kind, count)]
+
+
+def _started(one: Contender, folder: Path, threads: int) -> Peer:
+    draft = checkpoint(one.software, MODELS / "draft") if "draft_model" in one.method else ""
+    target = checkpoint(one.software, folder)
+    case = Case(str(target), str(draft), one.method, one.tokens, threads, most=1)
+    log = CACHE / "logs" / f"{folder.name}-{one.title.replace(' ', '-').replace(',', '')}.log"
+    return Peer(one.software, case, log)
+
+
+def _report(
+    title: str, found: dict[str, Summary], texts: dict[str, list[list[int]]]
+) -> dict[str, Any]:
+    base = found[PLAIN[0].title].tokens_per_second
+    own = texts[PLAIN[0].title]
+    result: dict[str, Any] = {}
+    for name, summary in found.items():
+        same = [a == b for a, b in zip(texts[name], own, strict=True)]
+        result[name] = {
+            "tokens_per_second": round(summary.tokens_per_second, 1),
+            "acceptance_rate": round(summary.acceptance_rate, 3),
+            "by_repeat": [round(speed, 1) for speed in summary.by_repeat],
+            "same_texts": f"{sum(same)} of {len(same)}",
+        }
+    rows = [
+        (
+            name,
+            f"{one['tokens_per_second']:.0f}",
+            f"{one['tokens_per_second'] / base:.2f}×",
+            f"{min(one['by_repeat']):.0f} to {max(one['by_repeat']):.0f}",
+            one["same_texts"],
+        )
+        for name, one in result.items()
+    ]
+    show(title, ["", "tokens/s", "of plain", "repeats", "same text"], rows)
+    return result
+
+
+if __name__ == "__main__":
+    typer.run(main)
