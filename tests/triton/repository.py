@@ -3,11 +3,13 @@
 import struct
 from pathlib import Path
 
+from tests.conftest import STEADY
+
 MODEL_REPOSITORY = Path(__file__).parents[2] / "model_repository"
 WARM_UP_PROMPT = b"import os\n"
 
 # One request runs, one waits: what a client that leaves gives free is seen at once.
-SMALL = {"max_num_seqs": "1", "max_queue_size": "1", "dtype": "float32"}
+SMALL = STEADY | {"max_num_seqs": "1", "max_queue_size": "1"}
 
 WARM_UP = """
 model_warmup {
@@ -49,12 +51,13 @@ def build(folder: Path, model: Path) -> Path:
 
 
 def with_parameters(config: str, values: dict[str, str]) -> str:
-    """The text of a config.pbtxt with other values for some of its parameters."""
-    lines = config.splitlines()
-    for key, value in values.items():
-        [index] = [at for at, line in enumerate(lines) if f'key: "{key}"' in line]
-        lines[index] = f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
-    return "\n".join(lines) + "\n"
+    """The text of a config.pbtxt with other values for some of its parameters: the last entry of a
+    key wins."""
+    entries = [
+        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
+        for key, value in values.items()
+    ]
+    return "\n".join([config, *entries, ""])
 
 
 def _write_tandem(folder: Path, original: Path) -> None:
