@@ -1,6 +1,6 @@
 .DEFAULT_GOAL := help
 # vLLM's environment is made only by the targets that need it.
-.PHONY: help setup setup-vllm serve demo test test-vllm lint format lock clean
+.PHONY: help setup setup-vllm setup-peers serve demo test test-vllm bench lint format lock clean
 
 BIN := .venv/bin
 MODEL ?= tandem
@@ -46,6 +46,13 @@ test-vllm: setup-vllm ## run the tests that need vLLM, and the contract's tests 
 	@$(BIN)/python -m pytest -m vllm $(ARGS)
 	@$(BIN)/python -m pytest tests/triton --ignore-glob "*_parallel.py" \
 		--ignore-glob "*test_methods.py" --serve tandem_vllm $(ARGS)
+
+setup-peers: setup-vllm ## make the environments of the engines that `bench` compares with
+	@tools/setup/openvino.sh
+
+bench: setup-peers ## measure everything (about an hour on a quiet machine) and write BENCHMARKS.md
+	@for part in compare throughput steps adaptive methods serving report; do \
+		$(BIN)/python -m benchmarks.$$part || exit 1; done
 
 lint: setup ## ruff and mypy
 	@$(BIN)/ruff check .

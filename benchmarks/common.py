@@ -116,6 +116,7 @@ def machine() -> dict[str, Any]:
     ]
     return {
         "cpu": names[0] if names else platform.processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "read_gb_per_s": round(read_bandwidth() / 1e9, 1),
         "python": platform.python_version(),

@@ -20,8 +20,6 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.common import (
-    CACHE,
-    MODELS,
     Batch,
     Runs,
     Summary,
@@ -32,37 +30,12 @@ from benchmarks.common import (
     show,
     summarized,
 )
-from benchmarks.peers.process import (
-    OPENVINO,
-    TANDEM,
-    TRANSFORMERS,
-    VLLM,
-    Peer,
-    Software,
-    checkpoint,
-)
-from benchmarks.peers.worker import Case
+from benchmarks.contenders import Contender, model_folder, started
+from benchmarks.peers.process import OPENVINO, TANDEM, TRANSFORMERS, VLLM
 from tandem.tokenizer import Tokenizer
-from tools.demo_models.__main__ import pad_command
 
 KINDS = ("heldout", "repetitive")
 PROMPT_TOKENS = 128
-
-
-class Contender(NamedTuple):
-    """An engine with a method."""
-
-    software: Software
-    method: str = "none"
-    tokens: int = 0
-
-    @property
-    def title(self) -> str:
-        """In the table."""
-        name = {"none": "plain", "draft_model": "draft model", "ngram": "n-gram"}
-        return f"{self.software.name}, {name.get(self.method, self.method)}" + (
-            f", k = {self.tokens}" if self.tokens else ""
-        )
 
 
 class Target(NamedTuple):
@@ -110,16 +83,6 @@ def main(
     save("compare", result)
 
 
-def model_folder(megabytes: int | None) -> Path:
-    """The demo target, or a larger one that computes the same, made once."""
-    if megabytes is None:
-        return MODELS / "target"
-    folder = CACHE / "models" / f"target-{megabytes}"
-    if not (folder / "config.json").exists():
-        pad_command(megabytes, folder)
-    return folder
-
-
 def _measure(
     target: Target, new_tokens: int, repeats: int, starts: int, threads: int
 ) -> dict[str, Any]:
@@ -134,7 +97,7 @@ def _measure(
             for one in track(
                 target.contenders, description=target.name, console=Console(stderr=True)
             ):
-                peers[one.title] = stack.enter_context(_started(one, folder, threads))
+                peers[one.title] = stack.enter_context(started(one, folder, threads))
                 versions[one.software.name] = peers[one.title].version
             contenders = {
                 title: partial(peer.run, new_tokens=new_tokens) for title, peer in peers.items()
@@ -156,14 +119,6 @@ def _measure(
 def _inputs(folder: Path, kind: str, count: int) -> list[Batch]:
     tokenizer = Tokenizer(folder)
     return [[tokenizer.encode(text)[:PROMPT_TOKENS]] for text in prompts(kind, count)]
-
-
-def _started(one: Contender, folder: Path, threads: int) -> Peer:
-    draft = checkpoint(one.software, MODELS / "draft") if "draft_model" in one.method else ""
-    target = checkpoint(one.software, folder)
-    case = Case(str(target), str(draft), one.method, one.tokens, threads, most=1)
-    log = CACHE / "logs" / f"{folder.name}-{one.title.replace(' ', '-').replace(',', '')}.log"
-    return Peer(one.software, case, log)
 
 
 def _report(

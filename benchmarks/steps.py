@@ -17,7 +17,7 @@ import torch
 import typer
 
 from benchmarks.common import MODELS, machine, prompts, read_bandwidth, save, show
-from benchmarks.compare import model_folder
+from benchmarks.contenders import model_folder
 from tandem import Engine, EngineConfig, SamplingParams
 from tandem.attention.plan import Query
 from tandem.drafting.chain import ChainProposer

@@ -1,0 +1,69 @@
+"""The report's plots, as SVG files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("svg")
+
+from matplotlib import pyplot as plt
+
+from benchmarks.adaptive import ADAPTIVE, TITLES, speeds
+from benchmarks.common import ROOT
+
+FOLDER = ROOT / "docs" / "plots"
+OURS, OTHERS = "#1a7f64", "#a9b4b0"
+COLOURS = dict(zip(TITLES, ("#555555", "#c9b458", "#d98c3f", "#c0504d", OURS), strict=True))
+
+
+def compare(found: dict[str, Any]) -> Path:
+    """Bars for each target: tokens a second on held-out prompts."""
+    targets = found["targets"]
+    heights = [len(target["heldout"]) for target in targets.values()]
+    figure, axes = plt.subplots(
+        len(targets),
+        1,
+        figsize=(8, 0.26 * sum(heights) + 1.2 * len(targets)),
+        squeeze=False,
+        gridspec_kw={"height_ratios": heights},
+    )
+    for (axis,), (name, target) in zip(axes, targets.items(), strict=True):
+        titles = list(target["heldout"])[::-1]
+        values = [target["heldout"][title]["tokens_per_second"] for title in titles]
+        colours = [OURS if title.startswith("Tandem") else OTHERS for title in titles]
+        bars = axis.barh(titles, values, color=colours)
+        axis.bar_label(bars, [f"{value:.0f}" for value in values], padding=3)
+        axis.set_title(f"{name}: tokens/s, one request, held-out prompts", loc="left")
+        axis.spines[["top", "right"]].set_visible(False)
+    return _saved(figure, "compare")
+
+
+def adaptive(found: dict[str, Any]) -> Path:
+    """Tokens a second by requests at once, as a multiple of plain decoding."""
+    figure, axes = plt.subplots(1, 3, figsize=(11, 3.6), sharey=True)
+    for axis, case in zip(axes, ("easy", "mixed", "hopeless"), strict=True):
+        counts = [int(count) for count in found[case]]
+        for title in TITLES:
+            ratios = [speeds(of)[title] / speeds(of)[TITLES[0]] for of in found[case].values()]
+            wide = 2.6 if title == ADAPTIVE else 1.4
+            axis.plot(counts, ratios, marker="o", color=COLOURS[title], label=title, lw=wide, ms=4)
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(counts, [str(count) for count in counts])
+        axis.set_title(case, loc="left")
+        axis.set_xlabel("requests at once")
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("tokens/s by plain decoding's")
+    axes[0].legend(frameon=False)
+    return _saved(figure, "adaptive")
+
+
+def _saved(figure: Any, name: str) -> Path:
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    path = FOLDER / f"{name}.svg"
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+    return path
