@@ -144,6 +144,9 @@ class EngineConfig(BaseModel):
     drafts brought and earlier rounds took. False: as far as it may. For `engine` native alone."""
     speculative_disable_by_batch_size: Annotated[Count, Field(ge=1)] | None = None
     """No drafting in a step with at least this many running requests."""
+    speculative_token_budget: Annotated[Count, Field(ge=1)] | None = None
+    """Most tokens drafted in a step for all requests together, shared evenly. For `engine` native
+    alone."""
     acceptance_method: Literal["rejection", "block", "coupled"] = "rejection"
     """`block`: chains are judged as a whole. `coupled`: keyed noise for requests without a seed,
     as those with one always have it."""
@@ -204,6 +207,11 @@ class EngineConfig(BaseModel):
             )
         if self.speculative_tree is not None:
             raise ConfigError("speculative_tree is set but engine is vllm, which has chains alone.")
+        if self.speculative_token_budget is not None:
+            raise ConfigError(
+                "speculative_token_budget is set but engine is vllm, which has no such limit: "
+                "leave it empty, or set speculative_disable_by_batch_size."
+            )
         if self.draft_devices is not None:
             raise ConfigError(
                 "draft_devices is set but engine is vllm, whose draft runs on the target's "

@@ -92,12 +92,16 @@ class Scheduler:
         budget -= len(ready)
         kept_back = budget // 2 if self._prefill_due() else 0  # or drafts could starve arrivals
         spare = budget - kept_back
+        limit = self.config.speculative_token_budget
+        drafts = spare if limit is None else min(spare, limit)
         decodes: list[Decode] = []
-        for request in ready:
-            lookahead = min(self._wanted_lookahead(request), spare)
+        for left, request in zip(range(len(ready), 0, -1), ready, strict=True):
+            share = -(-drafts // left)
+            lookahead = min(self._wanted_lookahead(request), share)
             if not self.blocks.reserve(request, len(request.tokens) + lookahead):
                 lookahead = 0
             decodes.append(Decode(request, lookahead))
+            drafts -= lookahead
             spare -= lookahead
         return decodes, spare + kept_back
 

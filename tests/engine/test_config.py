@@ -49,6 +49,7 @@ BAD = {
     "suffix_decoding_min_token_prob": [-0.1, 1.1, None, *NUMBER_WORDS],
     "adaptive_speculation": FLAG,
     "speculative_disable_by_batch_size": OPTIONAL_COUNT,
+    "speculative_token_budget": OPTIONAL_COUNT,
     "acceptance_method": ["always", None, True],
     "log_level": ["loud", None, 3],
 }
@@ -191,6 +192,7 @@ def test_what_only_the_vllm_engine_does_is_refused_by_name(values):
         {"acceptance_method": "block"},
         {"speculative_method": "ngram,draft_model"},
         {"speculative_tree": 2},
+        {"speculative_token_budget": 16},
         {"draft_tensor_parallel_size": 2},
         {"draft_tensor_parallel_size": 1, "tensor_parallel_size": 2, "speculative_method": "eagle"},
     ],

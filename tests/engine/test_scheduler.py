@@ -185,7 +185,15 @@ def test_large_batches_are_not_drafted_for(limit, expected):
 def test_lookahead_takes_only_what_every_request_leaves_over():
     scheduler = make_scheduler(max_num_seqs=7)
     decoding(scheduler, *[1] * 7)
-    assert [decode.lookahead for decode in scheduler.schedule().decodes] == [3, 3, 3, 0, 0, 0, 0]
+    assert [decode.lookahead for decode in scheduler.schedule().decodes] == [2, 2, 1, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("own", "expected"), [(None, [2, 2]), (1, [1, 3]), (0, [0, 3])])
+def test_drafts_share_their_budget_and_take_what_others_leave(own, expected):
+    scheduler = make_scheduler(speculative_token_budget=4)
+    first, _ = decoding(scheduler, 3, 3)
+    first.params = first.params.model_copy(update={"num_draft_tokens": own})
+    assert [decode.lookahead for decode in scheduler.schedule().decodes] == expected
 
 
 def test_lookahead_slots_are_reserved():
