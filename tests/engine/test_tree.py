@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tandem import Engine, EngineConfig, SamplingParams
-from tandem.attention.plan import Query, plan_layout
+from tandem.attention.plan import Query, plan_groups, plan_rows
 from tandem.drafting import Draft, Proposer
 from tandem.models.config import read_model_config
 from tandem.runners.model_runner import ModelRunner
@@ -112,10 +112,11 @@ def test_the_prefix_is_read_once_for_all_nodes(text, nodes, expanded):
     """Batch expansion would read it once for every node; docs/methods.md has the figures."""
     parents = [-1, *(node // 2 for node in range(nodes - 1))]
     tree = Query(range(text), text, nodes, parents)
-    layout = plan_layout([tree], 16, 2, torch.float32, torch.device("cpu"))
-    (group,) = layout.groups
+    cpu = torch.device("cpu")
+    (group,) = plan_groups([tree], 16, 2, torch.float32, cpu)
     assert group.kv.stop - group.kv.start == text + nodes
-    assert sum(int(position) + 1 for position in layout.positions) == expanded
+    positions = plan_rows([tree], 16, cpu).positions
+    assert sum(int(position) + 1 for position in positions) == expanded
 
 
 @pytest.mark.usefixtures("exact")

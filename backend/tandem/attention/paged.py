@@ -1,4 +1,5 @@
-"""The KV cache of one model and attention over it, by torch's scaled_dot_product_attention.
+"""The KV cache of one model and attention over it: by Triton's kernels on a GPU, elsewhere by
+torch's scaled_dot_product_attention.
 
 Query heads that share a KV head are folded into the query rows, so every key and value of a
 request is read once for all its heads and all nodes of its draft tree.
@@ -6,13 +7,13 @@ request is read once for all its heads and all nodes of its draft tree.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tandem.attention.plan import Group, Layout, Query, plan_layout
+from tandem.attention.plan import Group, Query, Rows, plan_groups, plan_rows
 from tandem.cpu.memory import zeros
 from tandem.models.config import ModelConfig
 
@@ -38,16 +39,25 @@ class PagedKVCache:
         self.heads_per_kv = config.num_heads // config.num_kv_heads
         # Zeros, not empty: a masked slot is multiplied by 0, which a stray NaN would survive.
         shape = (config.num_layers, num_blocks * block_size, config.kv_width)
-        on_cpu = device.type == "cpu"
+        self.by_triton = device.type == "cuda"
         self.data = (
-            zeros(shape, dtype) if on_cpu else torch.zeros(shape, dtype=dtype, device=device)
+            torch.zeros(shape, dtype=dtype, device=device)
+            if self.by_triton
+            else zeros(shape, dtype)
         )
 
     def plan(self, queries: Sequence[Query]) -> PagedAttention:
         """Works out one forward pass over `queries`."""
-        data = self.data
-        layout = plan_layout(queries, self.block_size, self.heads_per_kv, data.dtype, data.device)
-        return PagedAttention(self, layout)
+        data, size, shared = self.data, self.block_size, self.heads_per_kv
+        rows = plan_rows(queries, size, data.device)
+        if self.by_triton:
+            from tandem.gpu.tree_attention import KernelAttention  # Triton comes with GPUs alone
+
+            return PagedAttention(
+                self, rows, KernelAttention(queries, self.config, size, data.device)
+            )
+        groups = plan_groups(queries, size, shared, data.dtype, data.device)
+        return PagedAttention(self, rows, GroupedAttention(self.config, groups))
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
         """Copies slots to other slots in all layers: a tree's accepted path moves together."""
@@ -59,20 +69,35 @@ class PagedKVCache:
 class PagedAttention:
     """Attention of one forward pass: called once a layer."""
 
-    def __init__(self, cache: PagedKVCache, layout: Layout) -> None:
+    def __init__(
+        self, cache: PagedKVCache, rows: Rows, attend: Callable[[Tensor, Tensor], Tensor]
+    ) -> None:
+        """attend: from query [T, heads, head_dim] and a layer's slots to [T, heads * head_dim]."""
         self.cache = cache
-        self.layout = layout
+        self.rows = rows
+        self._attend = attend
 
     def __call__(self, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
         """Stores key_value [T, kv_width]; query [T, heads, head_dim] to [T, heads * head_dim]."""
         data = self.cache.data[layer]
-        data.index_copy_(0, self.layout.slots, key_value)
-        parts = [self._attend(data, group, query) for group in self.layout.groups]
+        data.index_copy_(0, self.rows.slots, key_value)
+        return self._attend(query, data)
+
+
+class GroupedAttention:
+    """By torch, group by group."""
+
+    def __init__(self, config: ModelConfig, groups: Sequence[Group]) -> None:
+        self._config = config
+        self._groups = groups
+
+    def __call__(self, query: Tensor, data: Tensor) -> Tensor:
+        parts = [self._attend(data, group, query) for group in self._groups]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _attend(self, data: Tensor, group: Group, query: Tensor) -> Tensor:
-        config, shared = self.cache.config, self.cache.heads_per_kv
-        kv_heads, dim = config.num_kv_heads, config.head_dim
+        kv_heads, dim = self._config.num_kv_heads, self._config.head_dim
+        shared = self._config.num_heads // kv_heads
         padded = query[group.rows] if group.pad is None else query.index_select(0, group.pad)
         stored = data[group.kv] if isinstance(group.kv, slice) else data.index_select(0, group.kv)
         keys, values = stored.view(group.size, -1, 2, kv_heads, dim).permute(2, 0, 3, 1, 4)

@@ -58,33 +58,37 @@ class Group(NamedTuple):
     """[B, 1, Q * heads a KV head, L], 0 or -inf; None: everything is visible."""
 
 
-class Layout(NamedTuple):
-    """The whole batch: T rows."""
+class Rows(NamedTuple):
+    """The whole batch: T rows, the queries' tokens in the order given."""
 
     positions: Tensor
     """[T] position of each row in its text (a node's depth, not its slot, counts)."""
     slots: Tensor
     """[T] cache slot that each row is written to."""
-    groups: list[Group]
 
 
-def plan_layout(
+def plan_rows(queries: Sequence[Query], block_size: int, device: torch.device) -> Rows:
+    """Where a batch's rows are in their texts and in the cache."""
+    positions = np.concatenate([query.start + _depths(query) for query in queries])
+    slots = np.concatenate([_slots(query, block_size) for query in queries])
+    return Rows(_to(positions, device), _to(slots, device))
+
+
+def plan_groups(
     queries: Sequence[Query],
     block_size: int,
     heads_per_kv: int,
     dtype: torch.dtype,
     device: torch.device,
-) -> Layout:
-    """Works out a batch. Its rows are the queries' tokens, in the order given."""
-    positions = np.concatenate([query.start + _depths(query) for query in queries])
-    slots = np.concatenate([_slots(query, block_size) for query in queries])
+) -> list[Group]:
+    """Who attends with whom."""
     planned: list[Group] = []
     first = 0
     for group in _grouped(queries):
         rows = slice(first, first + sum(query.length for query in group))
         planned.append(_plan_group(group, rows, block_size, heads_per_kv, dtype, device))
         first = rows.stop
-    return Layout(_to(positions, device), _to(slots, device), planned)
+    return planned
 
 
 def _grouped(queries: Sequence[Query]) -> list[list[Query]]:

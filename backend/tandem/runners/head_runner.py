@@ -61,7 +61,7 @@ class HeadRunner:
     ) -> tuple[Tensor, Tensor]:
         flat = torch.tensor(tokens, dtype=torch.int64, device=hidden.device)
         attention = self.cache.plan(queries)
-        positions = attention.layout.positions
+        positions = attention.rows.positions
         x, entry = self.head.enter(flat, hidden, positions)
         made = self.head.run(x, entry, positions, attention, first=self.first)
         normed = self.head.norm(made)

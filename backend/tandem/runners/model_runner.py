@@ -84,7 +84,7 @@ class ModelRunner:
             if taps and layer in taps:
                 inputs.append(x)
 
-        hidden = self.model(flat, attention.layout.positions, attention, keep if taps else None)
+        hidden = self.model(flat, attention.rows.positions, attention, keep if taps else None)
         features = None if taps is None else torch.cat(inputs, -1) if taps else hidden
         if rows is not None:
             picked = torch.tensor(rows, dtype=torch.int64, device=self.device)

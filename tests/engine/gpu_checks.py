@@ -1,0 +1,147 @@
+"""The checks of test_gpu_kernels.py, in Triton's interpreter where the environment chooses it.
+
+Prints as JSON what failed, by check. bfloat16 is left out: the interpreter does not compute in it.
+"""
+
+import json
+import random
+import sys
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from tandem import Engine, EngineConfig, SamplingParams
+from tandem.attention.paged import PagedKVCache
+from tandem.attention.plan import Query, ancestors
+
+TREE = [-1, 0, 0, 1, 1, 2]
+RNG = random.Random(0)
+
+
+def blocks(count: int) -> list[int]:
+    """A block table, in no order."""
+    return RNG.sample(range(1, 60), count)
+
+
+CASES = {
+    "decode": {"queries": [Query(blocks(3), 37, 1), Query(blocks(8), 100, 1)]},
+    "chunks": {"queries": [Query(blocks(6), 20, 70), Query(blocks(2), 0, 5)]},
+    "trees": {"queries": [Query(blocks(4), 40, 6, TREE), Query(blocks(4), 3, 6, TREE)]},
+    "a tree's later level": {"queries": [Query(blocks(4), 30, 2, TREE, 4)]},
+    "a chain's later tokens": {"queries": [Query(blocks(4), 30, 2, None, 3)]},
+    "long texts": {"queries": [Query(blocks(50), 700, 3), Query(blocks(1), 2, 2)], "programs": 128},
+    "odd sizes": {
+        "queries": [Query(blocks(7), 30, 3), Query(blocks(8), 30, 6, TREE)],
+        "heads": 6,
+        "dim": 24,
+        "block": 5,
+    },
+    "one KV head in half precision": {
+        "queries": [Query(blocks(3), 30, 3), Query(blocks(4), 30, 6, TREE)],
+        "heads": 8,
+        "kv_heads": 1,
+        "dtype": torch.float16,
+    },
+}
+
+
+def attention(
+    queries: list[Query],
+    heads: int = 4,
+    kv_heads: int = 2,
+    dim: int = 32,
+    block: int = 16,
+    programs: int = 8,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Against `reference`, with NaN in every slot that no query has stored."""
+    from tandem.gpu.tree_attention import attend, plan
+
+    torch.manual_seed(1)
+    cache = torch.full((60 * block, 2 * kv_heads * dim), float("nan"), dtype=dtype)
+    for query in queries:
+        slots = slots_of(query, block)
+        cache[slots] = torch.randn(len(slots), cache.shape[1]).to(dtype)
+    rows = torch.randn(sum(query.length for query in queries), heads, dim).to(dtype)
+    batch = plan(queries, heads // kv_heads, programs, torch.device("cpu"))
+    found = attend(rows, cache, batch, block)
+    torch.testing.assert_close(
+        found.float(),
+        reference(rows, cache, queries, block),
+        atol=2e-3 if dtype == torch.float16 else 1e-5,
+        rtol=0,
+    )
+
+
+def slots_of(query: Query, block: int) -> torch.Tensor:
+    """Of all that is stored behind the pass."""
+    places = range(query.end)
+    return torch.tensor([query.blocks[at // block] * block + at % block for at in places])
+
+
+def reference(
+    rows: torch.Tensor, cache: torch.Tensor, queries: list[Query], block: int
+) -> torch.Tensor:
+    """Each row and head alone, over what it sees."""
+    count, heads, dim = rows.shape
+    out, first = torch.zeros(count, heads, dim), 0
+    for query in queries:
+        stored = cache[slots_of(query, block)].view(query.end, 2, -1, dim).float()
+        shared = heads // stored.shape[2]
+        for row in range(query.length):
+            if query.parents is None:
+                seen = list(range(query.start + query.stored + row + 1))
+            else:
+                above = ancestors(query.parents)[query.stored + row].nonzero()[0].tolist()
+                seen = [*range(query.start), *(query.start + node for node in above)]
+            for head in range(heads):
+                keys, values = stored[seen, :, head // shared].unbind(1)
+                scores = keys @ rows[first + row, head].float() / dim**0.5
+                out[first + row, head] = scores.softmax(0) @ values
+        first += query.length
+    return out.view(count, -1)
+
+
+def engine(model: str, **parameters: object) -> None:
+    """Greedy texts are the same as by torch's attention."""
+    config = EngineConfig(model=model, kv_cache_memory="4MiB", dtype="float32", **parameters)
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    prompts = [[5, 9, 5, 9, 5], list(range(3, 40))]
+    texts = []
+    for by_triton in (False, True):
+        with Engine(config) as running:
+            for runner in (running.target, getattr(running.proposer, "guesser", None)):
+                runner = getattr(runner, "runner", runner)
+                if runner is not None:
+                    runner.by_kernels = None
+                    assert isinstance(runner.cache, PagedKVCache)
+                    runner.cache.by_triton = by_triton
+            texts.append([output.token_ids for output in running.generate(prompts, params)])
+    assert texts[0] == texts[1], texts
+
+
+def checks(model: str) -> dict[str, Callable[[], None]]:
+    """model: folder of a tiny target."""
+    draft = {"draft_model": Path(model), "adaptive_speculation": False}
+    return {name: partial(attention, **case) for name, case in CASES.items()} | {
+        "an engine's chains": partial(engine, model, **draft),
+        "an engine's trees": partial(engine, model, **draft, speculative_tree=2),
+    }
+
+
+def failures(model: str) -> dict[str, str]:
+    """The tracebacks."""
+    found = {}
+    for name, check in checks(model).items():
+        try:
+            check()
+        except Exception:
+            found[name] = traceback.format_exc()
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(failures(sys.argv[1])))
