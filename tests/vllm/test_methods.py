@@ -16,7 +16,7 @@ PARAMS = SamplingParams(temperature=0, max_tokens=128, ignore_eos=True)
 @pytest.mark.parametrize("method", ["eagle3", "medusa"])
 def test_both_engines_keep_the_same_drafts(method):
     parameters = {"speculative_method": method, "draft_model": PAIR / method}
-    with Engine(config(**parameters)) as engine:
+    with Engine(config(**parameters, adaptive_speculation=False)) as engine:
         native = engine.generate(PROMPTS, PARAMS)
     service = EngineService(vllm_config(**parameters))
     try:
