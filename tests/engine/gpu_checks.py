@@ -12,13 +12,21 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from scipy.stats import chisquare
 
 from tandem import Engine, EngineConfig, SamplingParams
 from tandem.attention.paged import PagedKVCache
 from tandem.attention.plan import Query, ancestors
+from tandem.drafting import Draft
+from tandem.verification.sampler import Sampler
+from tandem.verification.verify import verify
+from tests.engine.builders import make_request
 
 TREE = [-1, 0, 0, 1, 1, 2]
 RNG = random.Random(0)
+SAMPLES = 300
+GREEDY = {"temperature": 0}
+SEEDED = {"temperature": 0.9, "seed": 3}
 
 
 def blocks(count: int) -> list[int]:
@@ -105,10 +113,10 @@ def reference(
     return out.view(count, -1)
 
 
-def engine(model: str, **parameters: object) -> None:
-    """Greedy texts are the same as by torch's attention."""
+def engine(model: str, sampling: dict[str, object], **parameters: object) -> None:
+    """Texts are the same as by torch's attention and sampling."""
     config = EngineConfig(model=model, kv_cache_memory="4MiB", dtype="float32", **parameters)
-    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    params = SamplingParams(max_tokens=6, ignore_eos=True, **sampling)
     prompts = [[5, 9, 5, 9, 5], list(range(3, 40))]
     texts = []
     for by_triton in (False, True):
@@ -119,16 +127,37 @@ def engine(model: str, **parameters: object) -> None:
                     runner.by_kernels = None
                     assert isinstance(runner.cache, PagedKVCache)
                     runner.cache.by_triton = by_triton
+            running.sampler.by_triton = by_triton
             texts.append([output.token_ids for output in running.generate(prompts, params)])
     assert texts[0] == texts[1], texts
+
+
+def rejection() -> None:
+    """Kept drafts and their replacements are distributed as the target says, the next token too."""
+    p = torch.tensor([[0.5, 0.2, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]], dtype=torch.float64)
+    q = torch.tensor([0.1, 0.6, 0.1, 0.2])
+    tokens = torch.multinomial(q, SAMPLES, replacement=True)[:, None].tolist()
+    requests = [make_request([0]) for _ in range(SAMPLES)]
+    sampler = Sampler(1, torch.device("cpu"))
+    sampler.by_triton = True
+    draft = Draft(tokens, q=q.expand(SAMPLES, 1, -1))
+    verdicts = verify(p.log().float().repeat(SAMPLES, 1), requests, draft, sampler)
+    first = [verdict.tokens[0] for verdict in verdicts]
+    second = [verdict.tokens[1] for verdict in verdicts if verdict.path]
+    for drawn, expected in ((first, p[0]), (second, p[1])):
+        counts = torch.bincount(torch.tensor(drawn), minlength=4)
+        assert chisquare(counts, len(drawn) * expected).pvalue > 1e-3, counts
+    assert abs(len(second) / SAMPLES - 0.5) < 0.1  # sum of min(p, q)
 
 
 def checks(model: str) -> dict[str, Callable[[], None]]:
     """model: folder of a tiny target."""
     draft = {"draft_model": Path(model), "adaptive_speculation": False}
     return {name: partial(attention, **case) for name, case in CASES.items()} | {
-        "an engine's chains": partial(engine, model, **draft),
-        "an engine's trees": partial(engine, model, **draft, speculative_tree=2),
+        "an engine's chains": partial(engine, model, GREEDY, **draft),
+        "an engine's trees": partial(engine, model, GREEDY, **draft, speculative_tree=2),
+        "an engine's seeds": partial(engine, model, SEEDED, **draft),
+        "rejection": rejection,
     }
 
 

@@ -19,7 +19,7 @@ SECOND = 0x94D049BB133111EB
 UNIT = 2.0**-53
 
 
-def _signed(value: int) -> int:
+def signed(value: int) -> int:
     """The same 64 bits as torch's int64 holds them."""
     value &= MASK
     return value - (1 << 64) if value >> 63 else value
@@ -38,15 +38,15 @@ def _mix(x: int) -> int:
 
 def _mix_tensor(x: Tensor) -> Tensor:
     """`_mix` on int64 tensors, whose products wrap and whose shifts must be made logical."""
-    x = (x ^ (x >> 30 & (1 << 34) - 1)) * _signed(FIRST)
-    x = (x ^ (x >> 27 & (1 << 37) - 1)) * _signed(SECOND)
+    x = (x ^ (x >> 30 & (1 << 34) - 1)) * signed(FIRST)
+    x = (x ^ (x >> 27 & (1 << 37) - 1)) * signed(SECOND)
     return x ^ (x >> 31 & (1 << 33) - 1)
 
 
 def coupled_gumbel(keys: Sequence[int], vocab_size: int, device: torch.device) -> Tensor:
     """[R, vocab] float32 noise, one row a key."""
-    base = torch.tensor([_signed(key) for key in keys], device=device)[:, None]
-    token = torch.arange(1, vocab_size + 1, device=device) * _signed(GOLDEN)
+    base = torch.tensor([signed(key) for key in keys], device=device)[:, None]
+    token = torch.arange(1, vocab_size + 1, device=device) * signed(GOLDEN)
     bits = _mix_tensor(base + token) >> 11 & (1 << 53) - 1
     uniform = (bits.double() + 0.5) * UNIT
     return -torch.log(-torch.log(uniform)).float()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import random
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +12,12 @@ from torch import Tensor
 from tandem.request import Request
 from tandem.verification.noise import coupled_gumbel, random_gumbel, row_key
 from tandem.verification.scores import Row, scores
+
+if TYPE_CHECKING:
+    from tandem.gpu.verification import Judged
+
+
+NOTHING: Mapping[int, tuple[int, int]] = {}
 
 
 class Drawn(NamedTuple):
@@ -38,6 +45,9 @@ class Sampler:
     """Noise for every row: none for greedy ones, keyed by seed and position for seeded ones."""
 
     def __init__(self, seed: int | None, device: torch.device) -> None:
+        self.by_triton = device.type == "cuda"
+        self._seeds = random.Random(seed)
+        """Of the kernels' launches."""
         self.generator = torch.Generator(device)
         if seed is None:
             self.generator.seed()
@@ -53,7 +63,31 @@ class Sampler:
         """Draws from [R, V] scores; [R] tokens."""
         if all(row.request.params.greedy for row in rows):
             return best_tokens(scored)
+        if self.by_triton:
+            return self.judge(scored, rows).tokens
         return best_tokens(scored + self._noise(scored, rows))
+
+    def judge(
+        self,
+        scored: Tensor,
+        rows: Sequence[Row],
+        q: Tensor | None = None,
+        drafted: Mapping[int, tuple[int, int]] = NOTHING,
+    ) -> Judged:
+        """Draws, and judges by rejection, in one launch on the GPU. drafted: by row the token that
+        was drafted behind it, and the row of q that it was drawn from."""
+        from tandem.gpu.verification import GREEDY, KEYED, RANDOM, RowPlan, judge
+
+        plans = []
+        for place, row in enumerate(rows):
+            request = row.request
+            kind, key = RANDOM, 0
+            if request.params.greedy:
+                kind = GREEDY
+            elif request.seed is not None:
+                kind, key = KEYED, row_key(request.seed, row.position)
+            plans.append(RowPlan(kind, key, *drafted.get(place, (0, -1))))
+        return judge(scored, q, plans, self._seeds.getrandbits(31))
 
     def uniform(self, count: int) -> Tensor:
         """[count] draws from [0, 1)."""

@@ -95,10 +95,28 @@ def _draw(
         for from_q, request in zip(drawn_from_q, requests, strict=True)
     ]
     kept: list[bool] = []
+    if any(rejecting) and sampler.by_triton and not as_blocks:
+        return _judged(scored, rows, draft, rejecting, sampler)
     if any(rejecting):
         judge = _judge_blocks if as_blocks else _reject
         scored, kept = judge(scored, draft, rejecting, sampler)
     return _Drawn(sampler.draw_scored(scored, rows).tolist(), kept, rejecting)
+
+
+def _judged(
+    scored: Tensor,
+    rows: Sequence[Row],
+    draft: Draft,
+    rejecting: list[bool],
+    sampler: Sampler,
+) -> _Drawn:
+    """`_reject` and the draws in one launch, read back at once."""
+    assert draft.q is not None
+    steps = draft.q.shape[1]
+    drafted = {row: (token, b * steps + step) for row, b, step, token in _drafted(draft, rejecting)}
+    judged = sampler.judge(scored, rows, draft.q, drafted)
+    tokens, kept = torch.stack([judged.tokens, judged.kept.long()]).tolist()
+    return _Drawn(tokens, [bool(one) for one in kept], rejecting)
 
 
 def _walk_matching(tokens: Sequence[int], parents: Sequence[int], drawn: list[int]) -> Verdict:
@@ -152,18 +170,25 @@ class _Places(NamedTuple):
 
 def _drafted_places(scored: Tensor, draft: Draft, rejecting: Sequence[bool]) -> _Places:
     assert draft.q is not None
-    places: list[tuple[int, int, int, int]] = []  # row, request, step, token
-    row = 0
-    for b, tokens in enumerate(draft.tokens):
-        if rejecting[b]:
-            places += [(row + i, b, i, token) for i, token in enumerate(tokens)]
-        row += len(tokens) + 1
-    flat = torch.tensor(places, dtype=torch.int64, device=scored.device).view(-1, 4)
+    flat = torch.tensor(_drafted(draft, rejecting), dtype=torch.int64, device=scored.device).view(
+        -1, 4
+    )
     rows, owners, steps, tokens_at = flat.unbind(1)
     p, q = scored[rows].softmax(-1), draft.q[owners, steps]
     px, qx = (x.gather(1, tokens_at[:, None])[:, 0] for x in (p, q))
     # Where all that a draft can say was forbidden, q is no distribution: nothing was drawn from it.
     return _Places(rows, p, q.nan_to_num_(0.0), px, qx.nan_to_num_(torch.inf))
+
+
+def _drafted(draft: Draft, rejecting: Sequence[bool]) -> list[tuple[int, int, int, int]]:
+    """Row, request, step and token of all that is judged by p and q."""
+    places: list[tuple[int, int, int, int]] = []
+    row = 0
+    for b, tokens in enumerate(draft.tokens):
+        if rejecting[b]:
+            places += [(row + i, b, i, token) for i, token in enumerate(tokens)]
+        row += len(tokens) + 1
+    return places
 
 
 def _judge_blocks(
