@@ -77,6 +77,7 @@ class Peer:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
+            self._process.wait(STOP_S)  # until its last words are in the log
             raise RuntimeError(f"A peer has ended: see {self._log}.")
         return json.loads(line)
 

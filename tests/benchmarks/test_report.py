@@ -1,0 +1,89 @@
+"""BENCHMARKS.md from results: every section has its figures, or says that they are missing."""
+
+import json
+
+import pytest
+
+from benchmarks import plots, report
+from benchmarks.adaptive import TITLES
+from benchmarks.steps import ROWS
+
+MACHINE = {
+    "cpu": "a CPU",
+    "instructions": "AVX2",
+    "threads": 2,
+    "read_gb_per_s": 30.0,
+    "python": "3.11",
+    "torch": "2.13",
+}
+SPEED = {"tokens_per_second": 150.0, "acceptance_rate": 0.5, "by_repeat": [1.0]}
+KIND = {"Tandem, plain": SPEED | {"same_texts": "5 of 5"}}
+METHOD = {"mean_acceptance_length": 3.25, "batch 1": SPEED, "batch 8": SPEED}
+RESULTS = {
+    "compare": {
+        "targets": {
+            "demo": {
+                "weights_bytes": 51e6,
+                "versions": {"Tandem": "0.1"},
+                "heldout": KIND,
+                "repetitive": KIND,
+            }
+        }
+    },
+    "throughput": {"tokens/s": {"1": {"Tandem, plain": 151.0}, "4": {"Tandem, plain": 401.0}}},
+    "steps": {
+        "passes": {
+            "demo": {
+                "milliseconds": {str(rows): 2.5 * rows for rows in ROWS},
+                "gb_per_s": 20.5,
+                "of_read_bandwidth": 0.71,
+            }
+        },
+        "host": {"none, batch 1": {"step_ms": 3.5, "host_share": 0.062}},
+    },
+    "adaptive": {
+        case: {"1": dict.fromkeys(TITLES, SPEED), "2": dict.fromkeys(TITLES, SPEED)}
+        for case in ("easy", "mixed", "hopeless")
+    },
+    "methods": {
+        "heldout": {"none": METHOD},
+        "repetitive": {"none": METHOD},
+        "mixtures": {"suffix,eagle3": {"suffix": [0.98, 0.99, 1.01]}},
+    },
+    "serving": {"batch 1, plain": {"in_process": 171.0, "triton": 158.0, "ratio": 0.92}},
+}
+SHOWN = {
+    "compare": "| Tandem, plain | 150 | 1.00× | 150 | 1.00× | 5 of 5 |",
+    "throughput": "| Tandem, plain | 151 | 401 |",
+    "steps": "| 16.00× | 20.5 | 71% |",
+    "adaptive": "| 2 | 150 | 150 | 150 | 150 | 150 | 1.00× |",
+    "methods": "| suffix,eagle3 | suffix | 0.990 | 0.980 to 1.010 |",
+    "serving": "| batch 1, plain | 171 | 158 | 92% |",
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    for module in (report, plots):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(report, "OUT", tmp_path / "BENCHMARKS.md")
+    monkeypatch.setattr(plots, "FOLDER", tmp_path / "plots")
+    return tmp_path
+
+
+def test_every_section_shows_its_figures(folder):
+    for name, result in RESULTS.items():
+        (folder / f"{name}.json").write_text(json.dumps({"machine": MACHINE, **result}))
+    report.main()
+    text = (folder / "BENCHMARKS.md").read_text()
+    assert all(line in text for line in SHOWN.values())
+    assert report.MISSING not in text
+    for name in ("compare", "adaptive"):
+        assert f"](plots/{name}.svg)" in text
+        assert (folder / "plots" / f"{name}.svg").stat().st_size > 1000
+
+
+def test_what_was_not_measured_is_said(folder):
+    report.main()
+    assert (folder / "BENCHMARKS.md").read_text().count(report.MISSING) == len(RESULTS)
