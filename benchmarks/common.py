@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -61,14 +62,14 @@ Runs = dict[str, list[list[Run]]]
 def interleave(contenders: Mapping[str, Contender], inputs: Sequence[Batch], repeats: int) -> Runs:
     """Runs every contender on every input, turn by turn, after one unmeasured round."""
     runs: Runs = {name: [] for name in contenders}
-    names = list(contenders)
+    names, order = list(contenders), random.Random(0)
     for contender in contenders.values():
         contender(inputs[0])
     for repeat in track(range(repeats), description="measuring", console=Console(stderr=True)):
         for name in contenders:
             runs[name].append([])
         for batch in inputs:
-            names.append(names.pop(0))  # nobody always follows the same one
+            order.shuffle(names)  # nobody always follows the same one
             for name in names:
                 runs[name][repeat].append(contenders[name](batch))
     return runs

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+import torch
 import typer
 from rich.console import Console
 from rich.progress import track
@@ -76,6 +77,7 @@ def main(
     only: Annotated[str, typer.Option(help="The target of this name.")] = "",
 ) -> None:
     """Measures and reports."""
+    torch.set_num_threads(threads)
     result: dict[str, Any] = {"machine": machine(), "new_tokens": new_tokens, "targets": {}}
     for target in TARGETS:
         if only in ("", target.name):

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 from rich.progress import track
@@ -39,6 +40,7 @@ def main(
     threads: Annotated[int, typer.Option(help="CPU threads.")] = 2,
 ) -> None:
     """Measures and reports."""
+    torch.set_num_threads(threads)
     folder = MODELS / "target"
     texts = _texts(max(CONCURRENCIES))
     result: dict[str, Any] = {"machine": machine(), "new_tokens": new_tokens, "tokens/s": {}}

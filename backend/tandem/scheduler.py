@@ -8,6 +8,7 @@ is preempted: it loses its KV and goes back to the head of the queue with all it
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tandem.config import EngineConfig
@@ -52,6 +53,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.num_preemptions = 0
+        self._steps = 0
 
     def add(self, request: Request) -> None:
         """Queues a request. Raises `QueueFullError`."""
@@ -94,16 +96,24 @@ class Scheduler:
         spare = budget - kept_back
         limit = self.config.speculative_token_budget
         drafts = spare if limit is None else min(spare, limit)
-        decodes: list[Decode] = []
-        for left, request in zip(range(len(ready), 0, -1), ready, strict=True):
-            share = -(-drafts // left)
-            lookahead = min(self._wanted_lookahead(request), share)
-            if not self.blocks.reserve(request, len(request.tokens) + lookahead):
-                lookahead = 0
-            decodes.append(Decode(request, lookahead))
-            drafts -= lookahead
-            spare -= lookahead
-        return decodes, spare + kept_back
+        wanted = [self._wanted_lookahead(request) for request in ready]
+        lookaheads = [0] * len(ready)
+        for left, place in zip(range(len(ready), 0, -1), self._order(wanted), strict=True):
+            request, share = ready[place], -(-drafts // left)
+            lookahead = min(wanted[place], share)
+            if self.blocks.reserve(request, len(request.tokens) + lookahead):
+                lookaheads[place] = lookahead
+                drafts -= lookahead
+        decodes = [Decode(*one) for one in zip(ready, lookaheads, strict=True)]
+        return decodes, spare - sum(lookaheads) + kept_back
+
+    def _order(self, wanted: Sequence[int]) -> list[int]:
+        """Who asks for lookahead first: who wants least, and leaves the others more; of equals
+        another one in every step, for not all may get some."""
+        self._steps += 1
+        count = len(wanted)
+        places = [(self._steps + place) % count for place in range(count)]
+        return sorted(places, key=wanted.__getitem__)
 
     def _prefill_due(self) -> bool:
         """Whether some request could take a prefill chunk in this step."""

@@ -9,17 +9,20 @@ import openvino_genai as genai
 from benchmarks.peers.worker import Answer, Case, Generate, Prompts, serve
 
 CACHE_GB = 1
+MOST_TOKENS = 1024  # of a step, as in our engine
 
 
 def load(case: Case) -> Generate:
     """The models were exported with fp16 weights; the rest is as OpenVINO chooses for the CPU."""
-    settings = {"INFERENCE_NUM_THREADS": case.threads}
-    if case.method == "none" and case.most == 1:
-        return _single(genai.LLMPipeline(case.target, "CPU", **settings))
+    settings: dict[str, object] = {"INFERENCE_NUM_THREADS": case.threads}
     scheduler = genai.SchedulerConfig()
     scheduler.cache_size = CACHE_GB
     scheduler.max_num_seqs = case.most
+    scheduler.max_num_batched_tokens = MOST_TOKENS
     scheduler.enable_prefix_caching = False
+    if case.method == "none" and case.most == 1:
+        settings["scheduler_config"] = scheduler
+        return _single(genai.LLMPipeline(case.target, "CPU", **settings))
     if case.method == "draft_model":
         settings["draft_model"] = genai.draft_model(case.draft, "CPU", **settings)
     elif case.method == "ngram":

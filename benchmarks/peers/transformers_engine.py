@@ -7,13 +7,13 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks.peers.worker import Answer, Case, Generate, Prompts, serve
+from benchmarks.peers.worker import Answer, Case, Generate, Prompts, computes_in_bfloat16, serve
 
 
 def load(case: Case) -> Generate:
     """In bfloat16 where the CPU computes it, otherwise in float32, which is faster then."""
     torch.set_num_threads(case.threads)
-    dtype = torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
+    dtype = torch.bfloat16 if computes_in_bfloat16() else torch.float32
     model = _model(case.target, dtype)
     settings: dict[str, Any] = {}
     if case.method == "draft_model":
@@ -22,7 +22,7 @@ def load(case: Case) -> Generate:
         assistant.generation_config.num_assistant_tokens_schedule = "constant"
         assistant.generation_config.assistant_confidence_threshold = 0.0
     elif case.method == "ngram":
-        settings["prompt_lookup_num_tokens"] = case.tokens
+        settings |= {"prompt_lookup_num_tokens": case.tokens, "max_matching_ngram_size": 5}
 
     @torch.inference_mode()
     def generate(prompts: Prompts, new_tokens: int) -> Answer:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import torch
-
-from benchmarks.peers.worker import Answer, Case, Generate, Prompts, serve
+from benchmarks.peers.worker import Answer, Case, Generate, Prompts, computes_in_bfloat16, serve
 
 
 def load(case: Case) -> Generate:
@@ -20,12 +18,13 @@ def load(case: Case) -> Generate:
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
 
-    supported = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    supported = computes_in_bfloat16()
     engine = LLM(
         case.target,
         dtype="bfloat16" if supported else "float32",
         max_model_len=1024,
         max_num_seqs=case.most,
+        max_num_batched_tokens=1024,
         enable_prefix_caching=False,
         speculative_config=_speculative(case),
     )

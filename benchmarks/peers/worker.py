@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 
@@ -41,6 +42,12 @@ class Answer(NamedTuple):
 
 Prompts = list[list[int]]
 Generate = Callable[[Prompts, int], Answer]
+
+
+def computes_in_bfloat16() -> bool:
+    """Whether the processor does; elsewhere bfloat16 is emulated, and slower than float32."""
+    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
 def serve(version: Callable[[], str], load: Callable[[Case], Generate]) -> None:

@@ -180,10 +180,17 @@ def held_storage(held, request, features):
     return any(part.data_ptr() == features.data_ptr() for part, _ in held._held[request].parts)
 
 
+def computed_request(prompt):
+    """A request whose text was computed as far as any of these passes goes."""
+    request = make_request(prompt)
+    request.computed = 10_000
+    return request
+
+
 def test_held_states_are_shown_in_order_when_asked_for_or_too_many():
     reader = Reader()
     held = HeldStates(reader, shares_prefixes=True)
-    request, other = make_request([1, 2, 3]), make_request([1, 2, 3])
+    request, other = computed_request([1, 2, 3]), computed_request([1, 2, 3])
     features = torch.arange(300.0)[:, None]
     held.add([Computed(request, 0, range(0, 3))], features)  # its prompt
     assert reader.shown == [(request.id, 0, [0.0, 1.0, 2.0])]
@@ -203,7 +210,7 @@ def test_held_states_are_shown_in_order_when_asked_for_or_too_many():
 
 def test_of_a_finished_request_nothing_is_held():
     held = HeldStates(Reader(), shares_prefixes=False)
-    request, other = make_request([1]), make_request([1])
+    request, other = computed_request([1]), computed_request([1])
     for start in range(3):
         held.add([Computed(request, start, [0]), Computed(other, start, [1])], torch.zeros(2, 1))
     request.finish_reason = "stop"
@@ -218,7 +225,7 @@ def test_of_a_finished_request_nothing_is_held():
 def test_of_small_passes_only_the_latest_are_kept_whole():
     reader = Reader()
     held = HeldStates(reader, shares_prefixes=False)
-    request = make_request([1])
+    request = computed_request([1])
     passes = [torch.arange(5.0 * index, 5.0 * index + 5)[:, None] for index in range(40)]
     for index, features in enumerate(passes):
         held.add([Computed(request, 2 * index, [1, 3])], features)
@@ -237,7 +244,7 @@ def test_what_many_requests_held_is_shown_in_parts():
         shown.append(len(features)),
         absorb(computed, features),
     )
-    requests = [make_request([1]) for _ in range(5)]
+    requests = [computed_request([1]) for _ in range(5)]
     features = torch.arange(400.0)[:, None]
     for request in requests:
         held.add([Computed(request, 0, range(400))], features)
@@ -250,7 +257,7 @@ def test_what_many_requests_held_is_shown_in_parts():
 def test_where_no_prefix_is_shared_prompts_wait_too():
     reader = Reader()
     held = HeldStates(reader, shares_prefixes=False)
-    request = make_request([1, 2, 3])
+    request = computed_request([1, 2, 3])
     features = torch.arange(100.0)[:, None]
     held.add([Computed(request, 0, range(0, 3))], features)
     held.add([Computed(request, 3, range(3, 90))], features)
@@ -263,7 +270,7 @@ def test_held_states_begin_anew_where_the_text_was_computed_again():
     """A preempted request's KV is gone: it is read from its first token on."""
     reader = Reader()
     held = HeldStates(reader, shares_prefixes=True)
-    request = make_request([1, 2, 3])
+    request = computed_request([1, 2, 3])
     features = torch.arange(20.0)[:, None]
     held.add([Computed(request, 3, [4])], features)
     held.add([Computed(request, 0, range(0, 5))], features)
@@ -271,6 +278,19 @@ def test_held_states_begin_anew_where_the_text_was_computed_again():
     held.add([Computed(request, 5, [6])], features)
     held.show([request])
     assert reader.shown[-1] == (request.id, 5, [6.0])
+
+
+def test_of_a_request_that_was_preempted_since_nothing_is_shown():
+    """It has no blocks any more, and what the model would read has no place."""
+    reader = Reader()
+    held = HeldStates(reader, shares_prefixes=True)
+    request, other = computed_request([1]), computed_request([1])
+    features = torch.zeros(MOST_ROWS, 1)
+    held.add([Computed(request, 1, range(MOST_ROWS))], features)
+    request.computed = 0
+    held.add([Computed(other, 1, range(MOST_ROWS - 1))], features)
+    assert (held.rows(request), held.rows(other)) == (0, MOST_ROWS - 1)
+    assert reader.shown == []
 
 
 def test_the_token_behind_a_cut_is_judged_too_whether_right_or_wrong():

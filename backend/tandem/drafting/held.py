@@ -80,6 +80,9 @@ class HeldStates:
             for request, start, rows in passed:
                 if request.finish_reason is not None:
                     continue
+                if start + len(rows) > request.computed:  # preempted since: it has no blocks
+                    self._held.pop(request)
+                    continue
                 held = self._held.get(request)
                 if held is None or held.start + held.rows != start:
                     held = self._held[request] = _Held(start)

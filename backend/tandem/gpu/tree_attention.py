@@ -23,7 +23,10 @@ from tandem.models.config import ModelConfig
 
 FEWEST_ROWS = 16  # of a tile: what the tensor cores take
 MOST_ROWS = 64
-SLOTS_AT_ONCE = 64
+FEWEST_SLOTS = 32
+MOST_SLOTS = 64
+WIDE = 256  # bytes of a key, from which on fewer slots fit a processor's memory
+FEWEST_LANES = 16
 MOST_SPLITS = 16
 FIELDS = 7  # of a query's record, as `_records` orders them
 
@@ -51,7 +54,7 @@ def plan(queries: Sequence[Query], heads_per_kv: int, programs: int, device: tor
     rows = min(MOST_ROWS, max(FEWEST_ROWS, triton.next_power_of_2(max(folded))))
     tiles = [(place, at) for place, n in enumerate(folded) for at in range(-(-n // rows))]
     longest = max(query.end for query in queries)
-    splits = min(MOST_SPLITS, -(-programs // len(tiles)), -(-longest // SLOTS_AT_ONCE))
+    splits = min(-(-programs // len(tiles)), -(-longest // FEWEST_SLOTS))
     trees = [
         ancestors(query.parents)[query.stored :].reshape(-1)
         for query in queries
@@ -65,7 +68,7 @@ def plan(queries: Sequence[Query], heads_per_kv: int, programs: int, device: tor
         torch.from_numpy(seen.astype(np.int8)).to(device, non_blocking=True),
         _ints(tiles, device),
         rows,
-        splits,
+        min(MOST_SPLITS, triton.next_power_of_2(splits)),  # few values: each is compiled
     )
 
 
@@ -119,44 +122,46 @@ def attend(query: Tensor, cache: Tensor, batch: Batch, block_size: int) -> Tenso
     out = torch.empty((count, heads, dim), dtype=query.dtype, device=query.device)
     parts = torch.empty((batch.splits, count, heads, dim), device=query.device)
     weights = torch.empty((batch.splits, count, heads), device=query.device)
-    grid = (len(batch.tiles), kv_heads, batch.splits)
-    _attend[grid](
-        query,
-        cache,
-        parts,
-        weights,
-        batch.records,
-        batch.tables,
-        batch.seen,
-        batch.tiles,
-        dim**-0.5,
-        count,
-        query.stride(0),
-        KV_HEADS=kv_heads,
-        SHARED=heads // kv_heads,
-        DIM=dim,
-        PADDED=triton.next_power_of_2(dim),
-        BLOCK=block_size,
-        ROWS=batch.rows,
-        SLOTS=SLOTS_AT_ONCE,
-        SPLITS=batch.splits,
-        FIELDS=FIELDS,
-    )
-    _join[(count, heads)](
-        parts,
-        weights,
-        out,
-        count,
-        HEADS=heads,
-        DIM=dim,
-        PADDED=triton.next_power_of_2(dim),
-        SPLITS=batch.splits,
-        PADDED_SPLITS=triton.next_power_of_2(batch.splits),
-    )
+    padded = max(FEWEST_LANES, triton.next_power_of_2(dim))
+    with torch.cuda.device_of(query):  # Triton launches on the current one
+        grid = (len(batch.tiles), kv_heads, batch.splits)
+        _attend[grid](
+            query,
+            cache,
+            parts,
+            weights,
+            batch.records,
+            batch.tables,
+            batch.seen,
+            batch.tiles,
+            dim**-0.5,
+            count,
+            query.stride(0),
+            KV_HEADS=kv_heads,
+            SHARED=heads // kv_heads,
+            DIM=dim,
+            PADDED=padded,
+            BLOCK=block_size,
+            ROWS=batch.rows,
+            SLOTS=FEWEST_SLOTS if padded * query.itemsize > WIDE else MOST_SLOTS,
+            SPLITS=batch.splits,
+            FIELDS=FIELDS,
+        )
+        _join[(count, heads)](
+            parts,
+            weights,
+            out,
+            count,
+            HEADS=heads,
+            DIM=dim,
+            PADDED=padded,
+            SPLITS=batch.splits,
+            PADDED_SPLITS=triton.next_power_of_2(batch.splits),
+        )
     return out.view(count, heads * dim)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "stride"])
 def _attend(
     query,
     cache,
@@ -238,7 +243,7 @@ def _attend(
     tl.store(parts + out[:, None] * DIM + lanes[None], mixed, mask=real[:, None] & wide[None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "stride"])
 def _join(
     parts,
     weights,

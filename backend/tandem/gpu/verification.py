@@ -18,6 +18,8 @@ from torch import Tensor
 from tandem.verification.noise import FIRST, GOLDEN, SECOND, UNIT, signed
 
 TILE = 1024
+HALF_A_STEP = 2.0**-32
+"""Of tl.rand, which may be zero: less would make the noise as large as nothing drawn could be."""
 GREEDY, KEYED, RANDOM = 0, 1, 2
 
 
@@ -51,27 +53,29 @@ def judge(scored: Tensor, q: Tensor | None, rows: Sequence[RowPlan], seed: int) 
     plans = torch.tensor([(row.noise, row.token, row.q_row) for row in rows], dtype=torch.int32)
     tokens = torch.empty(count, dtype=torch.int64, device=device)
     kept = torch.empty(count, dtype=torch.int8, device=device)
-    _judge[(count,)](
-        scored.contiguous(),
-        scored if q is None else q.contiguous(),
-        plans.to(device, non_blocking=True),
-        keys,
-        tokens,
-        kept,
-        seed,
-        vocab,
-        TILE=TILE,
-        KEYED=KEYED,
-        RANDOM=RANDOM,
-        GOLDEN=signed(GOLDEN),
-        FIRST=signed(FIRST),
-        SECOND=signed(SECOND),
-        UNIT=UNIT,
-    )
+    with torch.cuda.device_of(scored):  # Triton launches on the current one
+        _judge[(count,)](
+            scored.contiguous(),
+            scored if q is None else q.contiguous(),
+            plans.to(device, non_blocking=True),
+            keys,
+            tokens,
+            kept,
+            seed,
+            vocab,
+            TILE=TILE,
+            KEYED=KEYED,
+            RANDOM=RANDOM,
+            GOLDEN=signed(GOLDEN),
+            FIRST=signed(FIRST),
+            SECOND=signed(SECOND),
+            UNIT=UNIT,
+            HALF_A_STEP=HALF_A_STEP,
+        )
     return Judged(tokens, kept)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["seed"])
 def _judge(
     scored,
     q,
@@ -88,6 +92,7 @@ def _judge(
     FIRST: tl.constexpr,
     SECOND: tl.constexpr,
     UNIT: tl.constexpr,
+    HALF_A_STEP: tl.constexpr,
 ):
     row = tl.program_id(0)
     kind, token = tl.load(plans + 3 * row), tl.load(plans + 3 * row + 1)
@@ -104,7 +109,9 @@ def _judge(
         for first in range(0, vocab, TILE):
             scores = tl.load(line + first + lanes, mask=first + lanes < vocab, other=-float("inf"))
             higher = tl.maximum(highest, tl.max(scores, 0))
-            total = total * tl.exp(highest - higher) + tl.sum(tl.exp(scores - higher), 0)
+            # where nothing was possible yet, infinity must not be subtracted from infinity
+            shift = tl.where(higher == -float("inf"), 0.0, higher)
+            total = total * tl.exp(highest - shift) + tl.sum(tl.exp(scores - shift), 0)
             highest = higher
     log_sum = highest + tl.log(total)
 
@@ -136,7 +143,7 @@ def _judge(
             uniform = tl.rand(seed + 1, row * vocab + at)
             # -log(1 - u), whose first terms keep what a small u has beyond the precision of 1 - u
             waited = tl.where(uniform < 1e-3, uniform + uniform * uniform / 2, -tl.log(1 - uniform))
-            noise = -tl.log(tl.maximum(waited, 1e-38))
+            noise = -tl.log(tl.maximum(waited, HALF_A_STEP))
         noisy = tl.where(there, scores + noise, -float("inf"))
         top = tl.max(noisy, 0)
         if top > best:

@@ -1,0 +1,50 @@
+"""The GPU's kernels compile for a GPU, to its machine code; none is needed for that."""
+
+import pytest
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from tandem.gpu import tree_attention, verification
+from tandem.verification.noise import FIRST, GOLDEN, SECOND, UNIT, signed
+
+TARGETS = [GPUTarget("cuda", 80, 32), GPUTarget("cuda", 90, 32)]
+SHARED_MEMORY = 99 << 10  # bytes that every GPU of these kinds has for a program
+
+
+def compiled(kernel, types, constants, target):
+    signature = types | dict.fromkeys(constants, "constexpr")
+    return triton.compile(ASTSource(kernel, signature, constants), target=target)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: f"sm_{target.arch}")
+@pytest.mark.parametrize(("dtype", "slots"), [("bf16", 64), ("fp16", 64), ("fp32", 32)])
+def test_attention(dtype, slots, target):
+    words = dict.fromkeys(("records", "tables", "tiles"), "*i32") | {"seen": "*i8"}
+    types = {"query": f"*{dtype}", "cache": f"*{dtype}", "parts": "*fp32", "weights": "*fp32"}
+    types |= words | {"scale": "fp32", "count": "i32", "stride": "i32"}
+    constants = {"KV_HEADS": 8, "SHARED": 4, "DIM": 128, "PADDED": 128, "BLOCK": 16}
+    constants |= {"ROWS": 64, "SLOTS": slots, "SPLITS": 8, "FIELDS": tree_attention.FIELDS}
+    attend = compiled(tree_attention._attend, types, constants, target)
+    assert attend.asm["cubin"]
+    assert attend.metadata.shared <= SHARED_MEMORY
+    types = {"parts": "*fp32", "weights": "*fp32", "out": f"*{dtype}", "count": "i32"}
+    constants = {"HEADS": 32, "DIM": 128, "PADDED": 128, "SPLITS": 8, "PADDED_SPLITS": 8}
+    assert compiled(tree_attention._join, types, constants, target).asm["cubin"]
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: f"sm_{target.arch}")
+def test_verification(target):
+    types = {"scored": "*fp32", "q": "*fp32", "plans": "*i32", "keys": "*i64"}
+    types |= {"tokens": "*i64", "kept": "*i8", "seed": "i32", "vocab": "i32"}
+    constants = {
+        "TILE": verification.TILE,
+        "KEYED": verification.KEYED,
+        "RANDOM": verification.RANDOM,
+        "GOLDEN": signed(GOLDEN),
+        "FIRST": signed(FIRST),
+        "SECOND": signed(SECOND),
+        "UNIT": UNIT,
+        "HALF_A_STEP": verification.HALF_A_STEP,
+    }
+    assert compiled(verification._judge, types, constants, target).asm["cubin"]
