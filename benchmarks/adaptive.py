@@ -25,8 +25,10 @@ from benchmarks.common import (
     Batch,
     Contender,
     Run,
+    digest,
     interleave,
     machine,
+    made_once,
     prompts,
     save,
     show,
@@ -67,14 +69,16 @@ def main(
 
 def _random_draft() -> Path:
     """The draft's shape with weights that know nothing."""
-    folder = CACHE / "models" / "random-draft"
-    if not (folder / "config.json").exists():
+    draft = MODELS / "draft"
+
+    def make(out: Path) -> None:
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(MODELS / "draft"))
-        model.to(torch.bfloat16).save_pretrained(folder)
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(draft))
+        model.to(torch.bfloat16).save_pretrained(out)
         for name in ("tokenizer.json", "tokenizer_config.json"):
-            (folder / name).write_bytes((MODELS / "draft" / name).read_bytes())
-    return folder
+            (out / name).write_bytes((draft / name).read_bytes())
+
+    return made_once(CACHE / "models" / f"random-draft-{digest(draft)}", make)
 
 
 def _engine(draft: Path, adaptive: bool) -> Engine:

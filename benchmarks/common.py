@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import random
+import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -47,6 +49,23 @@ class Summary(NamedTuple):
 Batch = list[list[int]]
 """Prompts that are generated for at once."""
 Contender = Callable[[Batch], Run]
+
+
+def digest(folder: Path) -> str:
+    """Of a checkpoint's weights: what is made of it is made anew when they change."""
+    with (folder / "model.safetensors").open("rb") as weights:
+        return hashlib.file_digest(weights, "sha256").hexdigest()[:8]
+
+
+def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
+    """The folder, made under another name first, so that an interrupted try leaves none."""
+    if not folder.exists():
+        scratch = folder.with_name(folder.name + ".tmp")
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.parent.mkdir(parents=True, exist_ok=True)
+        make(scratch)
+        scratch.rename(folder)
+    return folder
 
 
 def prompts(kind: str, count: int) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.common import CACHE, MODELS
+from benchmarks.common import CACHE, MODELS, digest, made_once
 from benchmarks.peers.process import Peer, Software, checkpoint
 from benchmarks.peers.worker import Case
 from tools.demo_models.__main__ import pad_command
@@ -31,10 +31,9 @@ def model_folder(megabytes: int | None) -> Path:
     """The demo target, or a larger one that computes the same, made once."""
     if megabytes is None:
         return MODELS / "target"
-    folder = CACHE / "models" / f"target-{megabytes}"
-    if not (folder / "config.json").exists():
-        pad_command(megabytes, folder)
-    return folder
+    shipped = MODELS / "target"
+    folder = CACHE / "models" / f"target-{megabytes}-{digest(shipped)}"
+    return made_once(folder, lambda out: pad_command(megabytes, out))
 
 
 def started(one: Contender, folder: Path, threads: int, most: int = 1) -> Peer:

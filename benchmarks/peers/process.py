@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from benchmarks.common import CACHE, ROOT, Batch, Run
+from benchmarks.common import CACHE, ROOT, Batch, Run, digest, made_once
 from benchmarks.peers.worker import Answer, Case
 
 STOP_S = 30
@@ -107,17 +107,14 @@ def checkpoint(software: Software, folder: Path) -> Path:
     """A checkpoint in the format that this peer reads, exported once."""
     if not software.exported:
         return folder
-    out = CACHE / "openvino" / folder.name
-    if not (out / "openvino_tokenizer.xml").exists():
-        print(f"exporting {folder.name} to {out.relative_to(ROOT)}")
-        subprocess.run(
-            [
-                ROOT / software.environment / "bin" / "optimum-cli",
-                *("export", "openvino", "--model", folder, "--weight-format", "fp16"),
-                *("--task", "text-generation-with-past", out),
-            ],
-            check=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-    return out
+    export_command: list[str | Path] = [
+        ROOT / software.environment / "bin" / "optimum-cli",
+        *("export", "openvino", "--model", folder, "--weight-format", "fp16"),
+        *("--task", "text-generation-with-past"),
+    ]
+
+    def export(out: Path) -> None:
+        print(f"exporting {folder.name} for {software.name}")
+        subprocess.run([*export_command, out], check=True, capture_output=True)
+
+    return made_once(CACHE / "openvino" / f"{folder.name}-{digest(folder)}", export)
