@@ -82,7 +82,7 @@ def main(
     for target in TARGETS:
         if only in ("", target.name):
             result["targets"][target.name] = _measure(target, new_tokens, repeats, starts, threads)
-    save("compare", result)
+            save("compare", result)
 
 
 def _measure(

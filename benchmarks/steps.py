@@ -11,12 +11,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 
-from benchmarks.common import MODELS, machine, prompts, read_bandwidth, save, show
+from benchmarks.common import MODELS, machine, prompts, save, show
 from benchmarks.contenders import model_folder
 from tandem import Engine, EngineConfig, SamplingParams
 from tandem.attention.plan import Query
@@ -27,6 +28,7 @@ from tandem.runners.parallel_runner import Runner
 TARGETS = {"demo": None, "200 MB": 200, "600 MB": 600}
 ROWS = (1, 2, 4, 8, 16, 32)
 CONTEXT = 256
+READ_BYTES = 512 << 20  # what a plain read reads, in the same turns
 BATCHES = (1, 8)
 
 
@@ -44,9 +46,11 @@ def main(
             size = (folder / "model.safetensors").stat().st_size
             result["passes"][name] = _passes(engine.target, size, repeats)
     _show_passes(result["passes"])
-    for method in ("none", "ngram", "draft_model"):
-        for batch in BATCHES:
-            result["host"][f"{method}, batch {batch}"] = _host(method, batch)
+    for name in ("demo", "200 MB"):
+        for method in ("none", "ngram", "draft_model"):
+            for batch in BATCHES:
+                found = _host(model_folder(TARGETS[name]), method, batch)
+                result["host"][f"{name}, {method}, batch {batch}"] = found
     _show_host(result["host"])
     save("steps", result)
 
@@ -54,17 +58,24 @@ def main(
 def _passes(runner: Runner, size: int, repeats: int) -> dict[str, Any]:
     """Rows of all sizes in turns, so that all see the same machine."""
     blocks = list(range(1, 2 + (CONTEXT + max(ROWS)) // 16))
-    bandwidth = read_bandwidth()
+    runner.forward([1] * CONTEXT, [Query(blocks, 0, CONTEXT)])
     seconds: dict[int, list[float]] = {rows: [] for rows in ROWS}
+    data = torch.ones(READ_BYTES // 4)
+    reads: list[float] = []
     for _ in range(repeats + 2):
+        start = time.perf_counter()
+        data.sum()
+        reads.append(time.perf_counter() - start)
         for rows in ROWS:
             query = Query(blocks, CONTEXT, rows)
             start = time.perf_counter()
             runner.forward([1] * rows, [query])
             seconds[rows].append(time.perf_counter() - start)
+    bandwidth = READ_BYTES / statistics.median(reads[2:])
     medians = {rows: statistics.median(times[2:]) for rows, times in seconds.items()}
     return {
         "milliseconds": {str(rows): round(1e3 * time, 3) for rows, time in medians.items()},
+        "read_gb_per_s": round(bandwidth / 1e9, 1),
         "gb_per_s": round(size / medians[1] / 1e9, 1),
         "of_read_bandwidth": round(size / medians[1] / bandwidth, 3),
     }
@@ -86,10 +97,10 @@ class _Clock:
         return run
 
 
-def _host(method: str, batch: int, new_tokens: int = 192) -> dict[str, float]:
+def _host(model: Path, method: str, batch: int, new_tokens: int = 192) -> dict[str, float]:
     """Of steps that only decode: their time, and how much of it no pass takes."""
     config = EngineConfig(
-        model=MODELS / "target",
+        model=model,
         draft_model=MODELS / "draft" if method == "draft_model" else None,
         speculative_method=method,
         adaptive_speculation=False,
