@@ -113,6 +113,33 @@ def reference(
     return out.view(count, -1)
 
 
+def graphed(model: str, queries: list[Query], taps: list[int] | None) -> None:
+    """A padded pass gives what the same pass gives unpadded, and stores nothing elsewhere."""
+    from tandem.gpu.graphs import GraphedPasses
+
+    config = EngineConfig(model=model, kv_cache_memory="4MiB", dtype="float32")
+    with Engine(config) as running, torch.inference_mode():
+        runner = running.target
+        runner.by_kernels, runner.cache.by_triton = None, True
+        graphs = GraphedPasses(runner._by_layers, runner.cache, lambda run: run)
+        tokens = [RNG.randrange(30) for _ in range(sum(query.length for query in queries))]
+        found = []
+        for by_graphs in (None, graphs):
+            torch.manual_seed(2)
+            runner.by_graphs = by_graphs
+            runner.cache.data.copy_(torch.randn(runner.cache.data.shape))
+            made = runner.forward_tapped(tokens, queries, None, taps)
+            stored = runner.cache.data[:, : runner.cache.spare_slot].clone()
+            found.append([*made, stored])
+    for alone, padded in zip(*found, strict=True):
+        torch.testing.assert_close(alone, padded, atol=1e-5, rtol=1e-5)
+
+
+def too_many(model: str) -> None:
+    """A pass over more rows than a graph takes goes the other way."""
+    graphed(model, [Query(range(9), 0, 130), Query(range(9, 18), 0, 130)], None)
+
+
 def engine(model: str, sampling: dict[str, object], **parameters: object) -> None:
     """Texts are the same as by torch's attention and sampling."""
     config = EngineConfig(model=model, kv_cache_memory="4MiB", dtype="float32", **parameters)
@@ -124,7 +151,7 @@ def engine(model: str, sampling: dict[str, object], **parameters: object) -> Non
             for runner in (running.target, getattr(running.proposer, "guesser", None)):
                 runner = getattr(runner, "runner", runner)
                 if runner is not None:
-                    runner.by_kernels = None
+                    runner.by_kernels = runner.by_graphs = None
                     assert isinstance(runner.cache, PagedKVCache)
                     runner.cache.by_triton = by_triton
             running.sampler.by_triton = by_triton
@@ -153,7 +180,14 @@ def rejection() -> None:
 def checks(model: str) -> dict[str, Callable[[], None]]:
     """model: folder of a tiny target."""
     draft = {"draft_model": Path(model), "adaptive_speculation": False}
+    decodes = [Query(blocks(3), 37, 1), Query(blocks(2), 20, 1), Query(blocks(1), 0, 1)]
+    drafts = [Query(blocks(4), 40, 6, TREE), Query(blocks(4), 30, 5)]
+    drafts.append(Query(blocks(2), 9, 2, None, 3))
     return {name: partial(attention, **case) for name, case in CASES.items()} | {
+        "a graph's decodes": partial(graphed, model, decodes, None),
+        "a graph's drafts": partial(graphed, model, drafts, []),
+        "a graph's taps": partial(graphed, model, drafts, [0, 1]),
+        "more rows than a graph's": partial(too_many, model),
         "an engine's chains": partial(engine, model, GREEDY, **draft),
         "an engine's trees": partial(engine, model, GREEDY, **draft, speculative_tree=2),
         "an engine's seeds": partial(engine, model, SEEDED, **draft),

@@ -37,8 +37,10 @@ class PagedKVCache:
         self.config = config
         self.block_size = block_size
         self.heads_per_kv = config.num_heads // config.num_kv_heads
+        self.spare_slot = num_blocks * block_size
+        """Behind all blocks; what is stored there is not read."""
         # Zeros, not empty: a masked slot is multiplied by 0, which a stray NaN would survive.
-        shape = (config.num_layers, num_blocks * block_size, config.kv_width)
+        shape = (config.num_layers, self.spare_slot + 1, config.kv_width)
         self.by_triton = device.type == "cuda"
         self.data = (
             torch.zeros(shape, dtype=dtype, device=device)
@@ -51,11 +53,11 @@ class PagedKVCache:
         data, size, shared = self.data, self.block_size, self.heads_per_kv
         rows = plan_rows(queries, size, data.device)
         if self.by_triton:
-            from tandem.gpu.tree_attention import KernelAttention  # Triton comes with GPUs alone
+            # Triton comes with GPUs alone
+            from tandem.gpu.tree_attention import KernelAttention, plan, programs_of
 
-            return PagedAttention(
-                self, rows, KernelAttention(queries, self.config, size, data.device)
-            )
+            batch = plan(queries, shared, programs_of(self.config, data.device), data.device)
+            return PagedAttention(self, rows, KernelAttention(batch, size))
         groups = plan_groups(queries, size, shared, data.dtype, data.device)
         return PagedAttention(self, rows, GroupedAttention(self.config, groups))
 
@@ -75,13 +77,14 @@ class PagedAttention:
         """attend: from query [T, heads, head_dim] and a layer's slots to [T, heads * head_dim]."""
         self.cache = cache
         self.rows = rows
-        self._attend = attend
+        self.attend = attend
+        """Over slots that are stored already."""
 
     def __call__(self, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
         """Stores key_value [T, kv_width]; query [T, heads, head_dim] to [T, heads * head_dim]."""
         data = self.cache.data[layer]
         data.index_copy_(0, self.rows.slots, key_value)
-        return self._attend(query, data)
+        return self.attend(query, data)
 
 
 class GroupedAttention:

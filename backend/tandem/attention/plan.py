@@ -69,9 +69,14 @@ class Rows(NamedTuple):
 
 def plan_rows(queries: Sequence[Query], block_size: int, device: torch.device) -> Rows:
     """Where a batch's rows are in their texts and in the cache."""
-    positions = np.concatenate([query.start + _depths(query) for query in queries])
-    slots = np.concatenate([_slots(query, block_size) for query in queries])
+    positions, slots = places(queries, block_size)
     return Rows(_to(positions, device), _to(slots, device))
+
+
+def places(queries: Sequence[Query], block_size: int) -> tuple[Ints, Ints]:
+    """[T] positions of a batch's rows in their texts, and [T] their slots in the cache."""
+    positions = np.concatenate([query.start + _depths(query) for query in queries])
+    return positions, np.concatenate([_slots(query, block_size) for query in queries])
 
 
 def plan_groups(

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tandem.attention.plan import Query, ancestors
@@ -28,7 +29,7 @@ MOST_SLOTS = 64
 WIDE = 256  # bytes of a key, from which on fewer slots fit a processor's memory
 FEWEST_LANES = 16
 MOST_SPLITS = 16
-FIELDS = 7  # of a query's record, as `_records` orders them
+FIELDS = 7  # of a query's record, as `records` orders them
 
 
 class Batch(NamedTuple):
@@ -48,36 +49,65 @@ class Batch(NamedTuple):
     """Programs that share a text."""
 
 
+class Tiles(NamedTuple):
+    """How a pass is cut up."""
+
+    places: list[tuple[int, int]]
+    """Query, and the place of the tile among its tiles."""
+    rows: int
+    """Of a tile."""
+
+
 def plan(queries: Sequence[Query], heads_per_kv: int, programs: int, device: torch.device) -> Batch:
     """Works out a pass. programs: how many should run at once for each KV head."""
+    tiles = tiles_of(queries, heads_per_kv)
+    longest = max(query.end for query in queries)
+    return Batch(
+        _ints(records(queries), device),
+        _ints(blocks_of(queries), device),
+        torch.from_numpy(seen_in(queries)).to(device, non_blocking=True),
+        _ints(tiles.places, device),
+        tiles.rows,
+        splits(programs, len(tiles.places), longest),
+    )
+
+
+def tiles_of(queries: Sequence[Query], heads_per_kv: int) -> Tiles:
+    """Tiles of one size for all queries."""
     folded = [query.length * heads_per_kv for query in queries]
     rows = min(MOST_ROWS, max(FEWEST_ROWS, triton.next_power_of_2(max(folded))))
-    tiles = [(place, at) for place, n in enumerate(folded) for at in range(-(-n // rows))]
-    longest = max(query.end for query in queries)
-    splits = min(-(-programs // len(tiles)), -(-longest // FEWEST_SLOTS))
+    places = [(place, at) for place, n in enumerate(folded) for at in range(-(-n // rows))]
+    return Tiles(places, rows)
+
+
+def splits(programs: int, tiles: int, longest: int) -> int:
+    """Programs that share a text. Few values: each is compiled."""
+    wanted = min(-(-programs // tiles), -(-longest // FEWEST_SLOTS))
+    return min(MOST_SPLITS, triton.next_power_of_2(wanted))
+
+
+def seen_in(queries: Sequence[Query]) -> NDArray[np.int8]:
+    """Of all trees, which nodes their rows see."""
     trees = [
         ancestors(query.parents)[query.stored :].reshape(-1)
         for query in queries
         if query.parents is not None
     ]
     seen = np.concatenate(trees) if trees else np.zeros(1, np.bool_)
-    blocks = [block for query in queries for block in query.blocks]
-    return Batch(
-        _ints(_records(queries), device),
-        _ints(blocks, device),
-        torch.from_numpy(seen.astype(np.int8)).to(device, non_blocking=True),
-        _ints(tiles, device),
-        rows,
-        min(MOST_SPLITS, triton.next_power_of_2(splits)),  # few values: each is compiled
-    )
+    return seen.astype(np.int8)
 
 
-def _records(queries: Sequence[Query]) -> list[tuple[int, ...]]:
+def blocks_of(queries: Sequence[Query]) -> list[int]:
+    """All queries' block tables, one after the other."""
+    return [block for query in queries for block in query.blocks]
+
+
+def records(queries: Sequence[Query]) -> list[tuple[int, ...]]:
     """First row, rows, cached tokens before them, end, first block, first of `seen`
     and nodes of the tree (0: a chain)."""
     first_rows = accumulate((query.length for query in queries), initial=0)
     first_blocks = accumulate((len(query.blocks) for query in queries), initial=0)
-    records: list[tuple[int, ...]] = []
+    found: list[tuple[int, ...]] = []
     seen = 0
     for query, row, block in zip(queries, first_rows, first_blocks, strict=False):
         if query.parents is None:
@@ -85,8 +115,8 @@ def _records(queries: Sequence[Query]) -> list[tuple[int, ...]]:
         else:
             start, tree, nodes = query.start, seen, len(query.parents)
             seen += query.length * nodes
-        records.append((row, query.length, start, query.end, block, tree, nodes))
-    return records
+        found.append((row, query.length, start, query.end, block, tree, nodes))
+    return found
 
 
 def _ints(values: Sequence[object], device: torch.device) -> Tensor:
@@ -96,22 +126,20 @@ def _ints(values: Sequence[object], device: torch.device) -> Tensor:
 class KernelAttention:
     """Attention of one forward pass over a layer's slots."""
 
-    def __init__(
-        self, queries: Sequence[Query], config: ModelConfig, block_size: int, device: torch.device
-    ) -> None:
-        shared = config.num_heads // config.num_kv_heads
-        programs = -(-_processors(device) // config.num_kv_heads)
-        self._batch = plan(queries, shared, programs, device)
+    def __init__(self, batch: Batch, block_size: int) -> None:
+        self._batch = batch
         self._block_size = block_size
 
     def __call__(self, query: Tensor, data: Tensor) -> Tensor:
         return attend(query, data, self._batch, self._block_size)
 
 
-def _processors(device: torch.device) -> int:
+def programs_of(config: ModelConfig, device: torch.device) -> int:
+    """Programs that should run at once for each KV head."""
     if device.type != "cuda":
         return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    processors: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return -(-processors // config.num_kv_heads)
 
 
 def attend(query: Tensor, cache: Tensor, batch: Batch, block_size: int) -> Tensor:

@@ -1,0 +1,195 @@
+"""Passes over few rows as CUDA graphs: a copy of what they read, and one launch.
+
+Rows and tiles are padded to a bucket's, and each bucket is captured when it is first met (the
+engine profiles passes when it starts, and so meets them then). A padded row stores its key and
+value in a slot that nobody reads, and a padded tile belongs to a query without rows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tandem.attention.paged import PagedAttention, PagedKVCache
+from tandem.attention.plan import Ints, Query, Rows, places
+from tandem.gpu.inputs import Inputs, Part
+from tandem.gpu.tree_attention import (
+    FEWEST_SLOTS,
+    FIELDS,
+    MOST_SPLITS,
+    Batch,
+    KernelAttention,
+    blocks_of,
+    programs_of,
+    records,
+    seen_in,
+    splits,
+    tiles_of,
+)
+from tandem.models.decoder import Made
+
+logger = logging.getLogger("tandem")
+
+SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+TILES = (1, 4, 16, 64, 256)  # each pair of both is a graph, so they are few
+MOST_ROWS = SIZES[-1]
+MOST_SEEN = 1 << 16  # of trees' rows and nodes
+NOBODY = (0,) * FIELDS  # the record of a query without rows
+EVERY_TEXT = MOST_SPLITS * FEWEST_SLOTS  # long enough for as many splits as there can be
+
+Pass: TypeAlias = Callable[[Tensor, PagedAttention, Sequence[int] | None], Made]
+"""From tokens [T], attention and the layers to tap."""
+Replay: TypeAlias = Callable[[], Made]
+
+
+class Bucket(NamedTuple):
+    """Passes that are one graph."""
+
+    rows: int
+    tiles: int
+    tile_rows: int
+    taps: tuple[int, ...] | None
+
+
+class CudaGraphs:
+    """Captures what functions launch on a device. All graphs share their memory: what one gives is
+    written over by the next."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, run: Callable[[], Made]) -> Replay:
+        """What runs it again: the graph, or, where there is no memory for one, `run` itself."""
+        now = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(now)
+        with torch.cuda.stream(self._stream):
+            run()  # kernels are compiled and libraries set up outside the graph
+        now.wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(
+                graph,
+                pool=self._pool,
+                stream=self._stream,
+                capture_error_mode="thread_local",  # others may use their devices meanwhile
+            ):
+                made = run()
+        except torch.cuda.OutOfMemoryError:
+            logger.warning("There is no memory for a CUDA graph: such passes go without one.")
+            return run
+
+        def replay() -> Made:
+            graph.replay()
+            return made
+
+        return replay
+
+
+class GraphedPasses:
+    """A model's passes over few rows."""
+
+    def __init__(
+        self,
+        run: Pass,
+        cache: PagedKVCache,
+        capture: Callable[[Callable[[], Made]], Replay],
+    ) -> None:
+        """capture: makes what runs a function again, as `CudaGraphs` does."""
+        device = cache.data.device
+        self._run, self._cache, self._capture = run, cache, capture
+        self._shared = cache.config.num_heads // cache.config.num_kv_heads
+        self._programs = programs_of(cache.config, device)
+        self._replays: dict[Bucket, Replay] = {}
+        self._on = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+        longest = -(-cache.config.max_position // cache.block_size)
+        # requests may share blocks, but seldom all of them
+        self._most_blocks = min(MOST_ROWS * longest, 4 * cache.spare_slot // cache.block_size)
+        int64, int32 = np.dtype(np.int64), np.dtype(np.int32)
+        self._inputs = Inputs(
+            {
+                "tokens": Part(int64, MOST_ROWS),
+                "positions": Part(int64, MOST_ROWS),
+                "slots": Part(int64, MOST_ROWS),
+                "records": Part(int32, (MOST_ROWS + 1) * FIELDS),
+                "tiles": Part(int32, 2 * MOST_ROWS),
+                "seen": Part(np.dtype(np.int8), MOST_SEEN),
+                "tables": Part(int32, self._most_blocks),
+            },
+            device,
+        )
+
+    def forward(
+        self, tokens: Sequence[int], queries: Sequence[Query], taps: Sequence[int] | None
+    ) -> Made | None:
+        """A pass over T tokens; None where there are too many. What it gives is written over by
+        the next pass, but for what was tapped."""
+        with self._on:
+            return self._forward(tokens, queries, taps)
+
+    def _forward(
+        self, tokens: Sequence[int], queries: Sequence[Query], taps: Sequence[int] | None
+    ) -> Made | None:
+        count = len(tokens)
+        seen, blocks = seen_in(queries), blocks_of(queries)
+        tiles = tiles_of(queries, self._shared)
+        if max(count, len(tiles.places)) > MOST_ROWS:
+            return None
+        if len(seen) > MOST_SEEN or len(blocks) > self._most_blocks:
+            return None
+        bucket = Bucket(
+            _padded(count, SIZES),
+            _padded(len(tiles.places), TILES),
+            tiles.rows,
+            None if taps is None else tuple(taps),
+        )
+        positions, slots = places(queries, self._cache.block_size)
+        spare = np.full(bucket.rows - count, self._cache.spare_slot)
+        self._inputs.copy(
+            {
+                "tokens": _filled(tokens, bucket.rows),
+                "positions": _filled(positions, bucket.rows),
+                "slots": np.concatenate([slots, spare]),
+                "records": [*records(queries), NOBODY],
+                "tiles": tiles.places + [(len(queries), 0)] * (bucket.tiles - len(tiles.places)),
+                "seen": seen,
+                "tables": blocks,
+            }
+        )
+        if bucket not in self._replays:
+            self._replays[bucket] = self._capture(lambda: self._pass(bucket))
+        hidden, tapped = self._replays[bucket]()
+        return hidden[:count], None if tapped is None else tapped[:count].clone()
+
+    def _pass(self, bucket: Bucket) -> Made:
+        parts = self._inputs.tensors
+        batch = Batch(
+            parts["records"],
+            parts["tables"],
+            parts["seen"],
+            parts["tiles"][: 2 * bucket.tiles].view(-1, 2),
+            bucket.tile_rows,
+            splits(self._programs, bucket.tiles, EVERY_TEXT),
+        )
+        rows = Rows(parts["positions"][: bucket.rows], parts["slots"][: bucket.rows])
+        attend = KernelAttention(batch, self._cache.block_size)
+        attention = PagedAttention(self._cache, rows, attend)
+        return self._run(parts["tokens"][: bucket.rows], attention, bucket.taps)
+
+
+def _padded(count: int, sizes: Sequence[int]) -> int:
+    return next(size for size in sizes if size >= count)
+
+
+def _filled(values: Sequence[int] | Ints, count: int) -> Ints:
+    """Zeros behind."""
+    found = np.zeros(count, np.int64)
+    found[: len(values)] = values
+    return found

@@ -1,0 +1,46 @@
+"""The GPU's benchmark, tried on a CPU: what it measures is what it says."""
+
+import json
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from tools import gpu_bench
+from tools.gpu_bench import DRAFTED, main
+
+
+def run(*arguments):
+    app = typer.Typer()
+    app.command()(main)
+    return CliRunner().invoke(app, arguments)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so(tmp_path):
+    result = run("--out", str(tmp_path / "gpu.json"))
+    assert result.exit_code == 1
+    assert "no GPU" in result.output
+    assert not (tmp_path / "gpu.json").exists()
+
+
+def test_a_small_one_on_a_cpu(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_bench, "CONTEXT", 128)
+    out = tmp_path / "gpu.json"
+    result = run("--shape", "tiny", "--device", "cpu", "--new-tokens", "12", "--out", str(out))
+    assert result.exit_code == 0, result.output
+    found = json.loads(out.read_text())
+    assert all(case["greatest_difference"] == 0 for name, case in cases(found["kernels"]))
+    assert found["passes"]["of_read_bandwidth"] > 0
+    texts = [
+        case["first_tokens"] for part in ("ours", "huggingface") for _, case in cases(found[part])
+    ]
+    assert len(texts) == 2 + 2 * len(DRAFTED)
+    assert all(text == texts[0] for text in texts)
+    drafted = [case for name, case in cases(found["ours"]) if name != "plain"]
+    assert all(case["acceptance_rate"] > 0.9 for case in drafted)
+
+
+def cases(part):
+    return [(name, case) for name, case in part.items() if name != "seconds"]
