@@ -18,6 +18,7 @@ from tandem.drafting.heads.features import FeatureGuesser
 from tandem.errors import CheckpointError, ConfigError
 from tandem.kv_cache import BlockManager, cpu_kv_memory
 from tandem.limits import Limits
+from tandem.metrics import Meters
 from tandem.models.config import ModelConfig, read_model_config
 from tandem.models.layers import computes_in
 from tandem.models.shard import check_shards
@@ -51,6 +52,7 @@ class Parts(NamedTuple):
     target: Runner
     blocks: BlockManager
     scheduler: Scheduler
+    meters: Meters
     proposer: Proposer
     sampler: Sampler
 
@@ -85,13 +87,15 @@ def build(config: EngineConfig) -> Parts:
     reads_ahead = isinstance(guesser, FeatureGuesser)
     blocks = BlockManager(num_blocks, config.block_size, config.enable_prefix_caching, reads_ahead)
     sampler = Sampler(config.seed, placement.devices[0])
+    meters = Meters()
     return Parts(
         limits=Limits(model.vocab_size, model.eos_ids, max_model_len),
         tokenizer=tokenizer,
         world=world,
         target=runners[0],
         blocks=blocks,
-        scheduler=Scheduler(config, blocks),
+        scheduler=Scheduler(config, blocks, meters),
+        meters=meters,
         proposer=choose_proposer(
             config, guesser, sampler, lambda: pass_times(config, runners[0], num_blocks)
         ),

@@ -18,6 +18,7 @@ Count = Annotated[int, BeforeValidator(no_bool)]
 PATH_KEYS = ("model", "draft_model", "vllm_python")
 HEADS = ("medusa", "eagle", "eagle3", "mtp", "mlp_speculator")  # they read hidden states
 LOOKUPS = ("ngram", "suffix")  # they read the text alone
+WITH_KV = ("draft_model", "eagle", "eagle3", "mtp")  # the draft has a KV cache of its own
 METHODS = ("draft_model", *HEADS, *LOOKUPS, "none")
 
 
@@ -110,6 +111,8 @@ class EngineConfig(BaseModel):
     """Token budget of one step, prefill and decode together."""
     max_queue_size: Annotated[Count, Field(ge=1)] = 1024
     """Most requests waiting for a place; one more is refused."""
+    queue_timeout: Annotated[float, BeforeValidator(no_bool), Field(gt=0, le=1e6)] | None = None
+    """Most seconds that a request waits before it is begun; None: as long as it takes."""
     kv_cache_memory: Annotated[ByteSize, BeforeValidator(no_bool), Field(gt=0)] | None = None
     """Bytes for both KV caches, as in `512MiB`; None: sized from the device's free memory."""
     gpu_memory_utilization: Annotated[float, BeforeValidator(no_bool), Field(gt=0, le=1)] = 0.9

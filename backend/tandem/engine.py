@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import time
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -16,11 +17,18 @@ from tqdm import tqdm
 
 from tandem.assembly import build
 from tandem.batch import TargetBatch, computed_rows, target_batch
-from tandem.config import EngineConfig
+from tandem.config import WITH_KV, EngineConfig
 from tandem.drafting import Verdict
 from tandem.errors import InvalidRequestError
-from tandem.output import OutputStream, aborted, gather_logprobs
-from tandem.request import Request, RequestOutput, SamplingParams, TokenLogprobs
+from tandem.metrics import DRAFTING, KV_USAGE, RUNNING, VERIFYING, WAITING, Key, Report
+from tandem.output import OutputStream, gather_logprobs
+from tandem.request import (
+    Request,
+    RequestOutput,
+    SamplingParams,
+    SpeculationStats,
+    TokenLogprobs,
+)
 from tandem.scheduler import StepPlan
 from tandem.verification.verify import verify
 
@@ -50,9 +58,11 @@ class Engine:
         self.target = parts.target
         self.blocks = parts.blocks
         self.scheduler = parts.scheduler
+        self.meters = parts.meters
         self.proposer = parts.proposer
         self.sampler = parts.sampler
         self.as_blocks = config.acceptance_method == "block"
+        self.with_kv = ("target", "draft") if config.method in WITH_KV else ("target",)
         self.shares_processor = self.target.device.type == "cpu"
         self._streams: dict[str, OutputStream] = {}
         self._unread: dict[str, RequestOutput | None] = {}
@@ -61,9 +71,14 @@ class Engine:
     # -- requests ------------------------------------------------------------------------------
 
     def add_request(
-        self, prompt: Prompt, params: SamplingParams, request_id: str | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str | None = None,
+        arrival: float | None = None,
     ) -> str:
-        """Queues a prompt. Raises `InvalidRequestError` or `QueueFullError`."""
+        """Queues a prompt. arrival: by `time.monotonic`; None: now. Raises `InvalidRequestError`
+        or `QueueFullError`."""
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         self.limits.check(tokens, params)
         request = Request(
@@ -75,11 +90,12 @@ class Engine:
             max_total=self.limits.max_total(len(tokens), params),
             stop_ids=self.limits.stop_ids(params),
             banned=[ids for word in params.bad_words for ids in self._spellings(word)],
+            arrival=time.monotonic() if arrival is None else arrival,
         )
         if request.id in self._streams:
             raise InvalidRequestError(f"The request id {request.id!r} is in use: choose another.")
         self.scheduler.add(request)
-        self._streams[request.id] = OutputStream(request, self.tokenizer)
+        self._streams[request.id] = OutputStream(request, self.tokenizer, self.meters)
         return request.id
 
     def abort(self, request_id: str) -> RequestOutput | None:
@@ -88,7 +104,16 @@ class Engine:
         if stream is None:
             return None
         self.scheduler.remove(stream.request)
-        return aborted(stream.request)
+        return stream.abort()
+
+    def holds(self, request_id: str) -> bool:
+        """Whether a request is here."""
+        return request_id in self._streams
+
+    def waits(self, request_id: str) -> bool:
+        """Whether a request is here and has not been begun."""
+        stream = self._streams.get(request_id)
+        return stream is not None and stream.request.admitted is None
 
     @property
     def idle(self) -> bool:
@@ -118,12 +143,18 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """One round: every decoding request gains at least one token."""
         plan = self.scheduler.schedule()
+        begun = time.perf_counter()
         draft = self.proposer.propose(plan.decodes)
+        drafted = time.perf_counter()
         batch = target_batch(plan, draft)
         logits, features = self.target.forward_tapped(
             batch.tokens, batch.queries, batch.rows, self.proposer.taps
         )
         verdicts = verify(logits, batch.requests, batch.draft, self.sampler, self.as_blocks)
+        if any(draft.tokens):
+            self.meters.observe(DRAFTING, drafted - begun)
+        if batch.requests:
+            self.meters.observe(VERIFYING, time.perf_counter() - drafted)
         outputs = self._commit(plan, batch, logits, verdicts)
         if features is not None:
             self.proposer.absorb(computed_rows(plan, batch, verdicts), features)
@@ -157,9 +188,9 @@ class Engine:
         """A decoding request's KV now covers its last token and the accepted path."""
         self.proposer.observe(request, drafted, verdict)
         request.computed += 1 + len(verdict.path)
-        request.stats.drafted += drafted
-        request.stats.accepted += len(verdict.path)
-        request.stats.rounds += drafted > 0
+        if drafted:
+            self.meters.round(drafted, len(verdict.path))
+            request.stats = request.stats.plus(SpeculationStats(drafted, len(verdict.path), 1))
 
     def _compact(self, plan: StepPlan, verdicts: list[Verdict]) -> None:
         """Moves the KV of accepted tree nodes right behind the committed text."""
@@ -282,6 +313,16 @@ class Engine:
             usage.used,
             usage.total,
             self.scheduler.num_preemptions,
+        )
+
+    def report(self) -> Report:
+        """What was counted since the last report, and how things stand."""
+        now = self.stats()
+        usage = now.blocks_used / now.blocks_total
+        # a request has one block table for all runners: a block is in use by each of them
+        return self.meters.report(
+            {Key(RUNNING): now.running, Key(WAITING): now.waiting}
+            | {Key(KV_USAGE, runner): usage for runner in self.with_kv}
         )
 
     def check_integrity(self) -> None:

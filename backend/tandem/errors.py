@@ -21,5 +21,9 @@ class QueueFullError(TandemError):
     """The waiting queue is full: try again later."""
 
 
+class RequestTimeoutError(TandemError):
+    """The request took longer than it, or the queue, allows."""
+
+
 class EngineDeadError(TandemError):
     """The engine's process has ended; running requests are lost."""

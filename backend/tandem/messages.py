@@ -5,8 +5,17 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tandem.config import EngineConfig
-from tandem.errors import EngineDeadError, InvalidRequestError, QueueFullError, TandemError
+from tandem.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    QueueFullError,
+    RequestTimeoutError,
+    TandemError,
+)
+from tandem.metrics import Report
 from tandem.request import RequestOutput, SamplingParams
+
+REFUSING = (InvalidRequestError, QueueFullError, RequestTimeoutError)
 
 
 class Submit(NamedTuple):
@@ -15,6 +24,8 @@ class Submit(NamedTuple):
     request_id: str
     prompt: str | list[int]
     params: SamplingParams
+    arrival: float
+    """By `time.monotonic`, which all processes of a machine share."""
 
 
 class Abort(NamedTuple):
@@ -55,8 +66,14 @@ class Outputs(NamedTuple):
     outputs: list[RequestOutput]
 
 
+class Measured(NamedTuple):
+    """What was counted and timed since the last one."""
+
+    report: Report
+
+
 class Refused(NamedTuple):
-    """A request that was not taken."""
+    """A request that was not taken, or was given up."""
 
     request_id: str
     kind: str
@@ -65,5 +82,5 @@ class Refused(NamedTuple):
 
     def error(self) -> TandemError:
         """The error as the engine raised it."""
-        kinds = {cls.__name__: cls for cls in (InvalidRequestError, QueueFullError)}
+        kinds = {cls.__name__: cls for cls in REFUSING}
         return kinds.get(self.kind, EngineDeadError)(self.reason)

@@ -39,6 +39,11 @@ class Outbox:
         if self._held and (urgent or time.monotonic() >= self._hold_until):
             self._flush()
 
+    def drop(self, request_id: str) -> None:
+        """Forgets a request that ends without a last answer."""
+        self._held.pop(request_id, None)
+        self._begun.discard(request_id)
+
     def _is_urgent(self, output: RequestOutput) -> bool:
         if output.finished:
             self._begun.discard(output.request_id)

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 from torch import Tensor
 
 from tandem.drafting import Verdict
-from tandem.request import FinishReason, Request, RequestOutput, TokenLogprobs
+from tandem.metrics import (
+    BETWEEN_TOKENS,
+    END_TO_END,
+    FINISHED,
+    FIRST_TOKEN,
+    GENERATED_TOKENS,
+    PROMPT_TOKENS,
+    QUEUED,
+    Meters,
+)
+from tandem.request import Request, RequestOutput, TokenLogprobs
 from tandem.tokenizer import StopFinder, TokenDecoder, Tokenizer
 
 
 class OutputStream:
     """The output side of one request."""
 
-    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
+    def __init__(self, request: Request, tokenizer: Tokenizer, meters: Meters) -> None:
         params = request.params
         self.request = request
+        self.meters = meters
+        self._last: float | None = None  # when the last tokens came
         self.tokenizer = tokenizer
         self.decoder = TokenDecoder(tokenizer, request.tokens, params.skip_special_tokens)
         self.stops = StopFinder(params.stop, params.include_stop_str_in_output)
@@ -28,6 +40,7 @@ class OutputStream:
         text, count = self._commit(verdict.tokens)
         if request.finish_reason is not None:
             text += self._finish()
+        self._meter(count)
         request.cumulative_logprob += sum(
             entry.entries[entry.sampled][0] for entry in logprobs[:count]
         )
@@ -40,7 +53,36 @@ class OutputStream:
             finish_reason=request.finish_reason,
             num_prompt_tokens=request.num_prompt,
             cumulative_logprob=request.cumulative_logprob,
-            stats=replace(request.stats),
+            stats=request.stats,
+        )
+
+    def _meter(self, count: int) -> None:
+        request, now = self.request, time.monotonic()
+        if count:
+            self.meters.count(GENERATED_TOKENS, count)
+            if self._last is not None:
+                self.meters.observe(BETWEEN_TOKENS, (now - self._last) / count)
+            else:
+                self._meter_first(now)
+            self._last = now
+        if request.finish_reason is not None:
+            self.meters.count(FINISHED, label=request.finish_reason)
+            self.meters.observe(END_TO_END, now - request.arrival)
+
+    def _meter_first(self, now: float) -> None:
+        self.meters.count(PROMPT_TOKENS, self.request.num_prompt)
+        self.meters.observe(FIRST_TOKEN, now - self.request.arrival)
+        if self.request.admitted is not None:
+            self.meters.observe(QUEUED, self.request.admitted - self.request.arrival)
+
+    def abort(self) -> RequestOutput:
+        """The last word on a request that is taken back."""
+        self.request.finish_reason = "abort"
+        return RequestOutput(
+            self.request.id,
+            finish_reason="abort",
+            num_prompt_tokens=self.request.num_prompt,
+            stats=self.request.stats,
         )
 
     def _commit(self, tokens: Sequence[int]) -> tuple[str, int]:
@@ -111,15 +153,3 @@ def gather_logprobs(
         found.setdefault(token, (float(own), rank, tokenizer.decode([token], False)))
         entries.append(TokenLogprobs(token, found))
     return entries
-
-
-def aborted(request: Request) -> RequestOutput:
-    """The last word on a request that was taken back."""
-    reason: FinishReason = "abort"
-    request.finish_reason = reason
-    return RequestOutput(
-        request.id,
-        finish_reason=reason,
-        num_prompt_tokens=request.num_prompt,
-        stats=replace(request.stats),
-    )

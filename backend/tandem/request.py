@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, Generic, Literal, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -58,6 +59,9 @@ class SamplingParams(BaseModel):
     num_draft_tokens: Annotated[Int, Field(ge=0)] | None = None
     """Most drafted tokens a round for this request; 0: no speculation; None: the engine's."""
 
+    timeout: Annotated[Float, Field(gt=0, le=1e6)] | None = None
+    """Most seconds from arrival to the end; None: as long as it takes."""
+
     def __init__(self, /, **values: Any) -> None:
         try:
             super().__init__(**values)
@@ -90,8 +94,7 @@ class SamplingParams(BaseModel):
         return self.greedy and not self.edits_logits
 
 
-@dataclass(slots=True)
-class SpeculationStats:
+class SpeculationStats(NamedTuple):
     """What speculation did for a request."""
 
     drafted: int = 0
@@ -110,11 +113,12 @@ class SpeculationStats:
         """Tokens a drafted round yields: accepted ones and the target's own."""
         return 1 + self.accepted / self.rounds if self.rounds else 1.0
 
-    def __iadd__(self, other: SpeculationStats) -> Self:
-        self.drafted += other.drafted
-        self.accepted += other.accepted
-        self.rounds += other.rounds
-        return self
+    def plus(self, other: SpeculationStats) -> SpeculationStats:
+        """Both together."""
+        return SpeculationStats(*map(operator.add, self, other))
+
+
+NO_SPECULATION = SpeculationStats()
 
 
 class TokenLogprobs(NamedTuple):
@@ -139,7 +143,7 @@ class RequestOutput:
     num_prompt_tokens: int = 0
     cumulative_logprob: float = 0.0
     """Sum over all tokens so far, where logprobs were asked for."""
-    stats: SpeculationStats = field(default_factory=SpeculationStats)
+    stats: SpeculationStats = NO_SPECULATION
     """So far, whole request."""
 
     @property
@@ -175,6 +179,9 @@ class Request:
     banned: list[list[int]] = field(default_factory=list)
     """Token sequences that must not be completed (bad_words)."""
     arrival: float = field(default_factory=time.monotonic)
+    """By `time.monotonic`."""
+    admitted: float | None = None
+    """When it was first computed; None: not yet, or nobody knows."""
 
     computed: int = 0
     """Leading tokens whose KV the target holds (set by the engine's commit)."""
@@ -184,7 +191,7 @@ class Request:
     """Block table (set by the block manager)."""
     block_keys: list[int] = field(default_factory=list)
     """Content keys of the leading full blocks (set by the block manager)."""
-    stats: SpeculationStats = field(default_factory=SpeculationStats)
+    stats: SpeculationStats = NO_SPECULATION
     cumulative_logprob: float = 0.0
     finish_reason: FinishReason | None = None
     preemptions: int = 0

@@ -7,6 +7,7 @@ is preempted: it loses its KV and goes back to the head of the queue with all it
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from typing import NamedTuple
 from tandem.config import EngineConfig
 from tandem.errors import QueueFullError
 from tandem.kv_cache import BlockManager
+from tandem.metrics import PREEMPTIONS, PREFIX_HITS, PREFIX_QUERIES, Meters
 from tandem.request import Request
 
 
@@ -47,9 +49,10 @@ class StepPlan(NamedTuple):
 class Scheduler:
     """Queues and the policy over them."""
 
-    def __init__(self, config: EngineConfig, blocks: BlockManager) -> None:
+    def __init__(self, config: EngineConfig, blocks: BlockManager, meters: Meters) -> None:
         self.config = config
         self.blocks = blocks
+        self.meters = meters
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.num_preemptions = 0
@@ -151,9 +154,18 @@ class Scheduler:
                 self.blocks.release(request)
                 break
             self.running.append(self.waiting.popleft())
+            self._count_admission(request)
             prefills.append(Prefill(request, length))
             budget -= length
         return prefills
+
+    def _count_admission(self, request: Request) -> None:
+        if request.admitted is not None:  # it comes back after a preemption
+            return
+        request.admitted = time.monotonic()
+        if self.blocks.prefix_caching:
+            self.meters.count(PREFIX_QUERIES, len(request.tokens))
+            self.meters.count(PREFIX_HITS, request.computed)
 
     def _preempt_until_fits(self, request: Request) -> None:
         """Frees blocks, latest arrival first, until `request` has its slot or is out itself."""
@@ -162,6 +174,7 @@ class Scheduler:
             self.blocks.release(victim)
             victim.preemptions += 1
             self.num_preemptions += 1
+            self.meters.count(PREEMPTIONS)
             self.waiting.appendleft(victim)
             if victim is request:
                 return

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Protocol, TypeVar
@@ -16,7 +17,8 @@ from typing import Protocol, TypeVar
 from tandem.config import EngineConfig
 from tandem.engine_process import EngineProcess, interpreter
 from tandem.errors import EngineDeadError, TandemError
-from tandem.messages import Abort, Alive, Broken, Outputs, Refused, Submit
+from tandem.messages import Abort, Alive, Broken, Measured, Outputs, Refused, Submit
+from tandem.metrics import FAILED, REFUSALS, RESTARTS, Report, counted, standing
 from tandem.request import RequestOutput, SamplingParams
 
 logger = logging.getLogger("tandem")
@@ -26,7 +28,7 @@ FIRST_PAUSE_S = 1.0  # before a crashed engine is started again; doubles up to t
 LONGEST_PAUSE_S = 30.0
 HANG_S = 4.0  # an engine that has been silent for so long is lost
 
-FromEngine = Alive | Broken | Outputs | Refused
+FromEngine = Alive | Broken | Measured | Outputs | Refused
 
 
 class Sink(Protocol):
@@ -44,13 +46,20 @@ class Sink(Protocol):
 class EngineService:
     """Starts the engine's process, routes its answers, starts it again when it dies."""
 
-    def __init__(self, config: EngineConfig, python: str | None = None) -> None:
-        """Returns when the engine is ready. `python`: the interpreter that runs it.
+    def __init__(
+        self,
+        config: EngineConfig,
+        python: str | None = None,
+        on_report: Callable[[Report], None] = lambda report: None,
+    ) -> None:
+        """Returns when the engine is ready. `python`: the interpreter that runs it; `on_report` is
+        called with what was counted and timed, from any thread, and must not block.
 
         Raises `ConfigError` with the reason if it cannot be built.
         """
         self._config = config
         self._python = python or interpreter(config)
+        self._on_report = on_report
         self._lock = threading.Lock()  # over sending, the sinks and the process's exchange
         self._sinks: dict[str, Sink] = {}
         self._ids = itertools.count()
@@ -76,8 +85,9 @@ class EngineService:
         request_id = f"request-{next(self._ids)}"
         with self._lock:
             self._sinks[request_id] = sink
-            if not self._send(Submit(request_id, prompt, params)):
+            if not self._send(Submit(request_id, prompt, params, time.monotonic())):
                 del self._sinks[request_id]
+                self._on_report(counted(FAILED, 1, "engine_lost"))
                 raise EngineDeadError("The engine is restarting after a crash: try again shortly.")
         return request_id
 
@@ -95,7 +105,7 @@ class EngineService:
             else:
                 self._process.kill()  # crashed already, or just being started again
         self._thread.join()
-        self._fail_all("The model is being unloaded.")
+        self._fail_all("The model is being unloaded.", "unloaded")
 
     def _launch(self) -> None:
         """Starts a process and waits until it is ready, or is killed because we stop."""
@@ -105,6 +115,7 @@ class EngineService:
             self._process = EngineProcess(self._config, self._python)
         self._process.wait_ready()
         self._broken = ""
+        self._on_report(standing(True))
         with self._lock:
             self._alive = True
             if self._stopping.is_set():
@@ -125,12 +136,13 @@ class EngineService:
         """Routes answers until the process ends; then, unless stopped, starts it again."""
         while True:
             self._route_until_closed()
+            self._on_report(standing(False))
             code = self._process.end()
             if self._stopping.is_set():
                 return
             reason = self._broken or f"The engine's process ended with code {code}."
             logger.error("%s It is started again.", reason)
-            self._fail_all(f"{reason.rstrip('.')}: send the request again.")
+            self._fail_all(f"{reason.rstrip('.')}: send the request again.", "engine_lost")
             if not self._relaunch():
                 return
 
@@ -139,6 +151,7 @@ class EngineService:
         while not self._stopping.wait(pause):
             try:
                 self._launch()
+                self._on_report(counted(RESTARTS))
                 return True
             except (TandemError, OSError) as error:
                 logger.error("The engine did not start again: %s", error)
@@ -175,7 +188,10 @@ class EngineService:
         for message in messages:
             if isinstance(message, Broken):
                 self._broken = message.reason
+            elif isinstance(message, Measured):
+                self._on_report(message.report)
             elif isinstance(message, Refused):
+                self._on_report(counted(FAILED, 1, REFUSALS.get(message.kind, "engine_lost")))
                 sink = self._take_sink(message.request_id)
                 if sink is not None:
                     _deliver(sink.on_error, message.error())
@@ -204,9 +220,11 @@ class EngineService:
         with self._lock:
             return self._sinks.pop(request_id, None)
 
-    def _fail_all(self, reason: str) -> None:
+    def _fail_all(self, reason: str, outcome: str) -> None:
         with self._lock:
             sinks, self._sinks = list(self._sinks.values()), {}
+        if sinks:
+            self._on_report(counted(FAILED, len(sinks), outcome))
         for sink in sinks:
             _deliver(sink.on_error, EngineDeadError(reason))
 

@@ -6,6 +6,7 @@ side is gone, the process ends at once, whatever it is doing.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import queue
@@ -19,24 +20,29 @@ from multiprocessing.connection import Connection
 from typing import Protocol
 
 from tandem.config import EngineConfig
-from tandem.errors import TandemError
+from tandem.deadlines import Deadlines
+from tandem.errors import RequestTimeoutError, TandemError
 from tandem.messages import (
     Abort,
     Alive,
     Broken,
     Failed,
+    Measured,
     Outputs,
     Ready,
     Refused,
     Start,
     Submit,
 )
+from tandem.metrics import FINISHED, Meters, Report
 from tandem.outbox import Outbox
 from tandem.request import RequestOutput, SamplingParams
 from tandem.runners.rank_worker import PULSE_S, die_with_parent
 from tandem.tokenizer import Tokenizer
 
 logger = logging.getLogger("tandem")
+
+REPORT_S = 1.0  # between two reports of a busy engine
 
 Inbox = queue.SimpleQueue[Submit | Abort]
 
@@ -47,6 +53,7 @@ class ServedEngine(Protocol):
     shares_processor: bool
     """Whether it computes on the cores that everything else here runs on."""
     tokenizer: Tokenizer
+    meters: Meters
 
     @property
     def idle(self) -> bool:
@@ -54,7 +61,11 @@ class ServedEngine(Protocol):
         ...
 
     def add_request(
-        self, prompt: str | Sequence[int], params: SamplingParams, request_id: str
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        request_id: str,
+        arrival: float | None = None,
     ) -> str:
         """Takes a request. Raises `InvalidRequestError` or `QueueFullError`."""
         ...
@@ -75,6 +86,18 @@ class ServedEngine(Protocol):
         """Has `on_lost` called with the reason should a part of the engine be lost."""
         ...
 
+    def holds(self, request_id: str) -> bool:
+        """Whether a request is here."""
+        ...
+
+    def waits(self, request_id: str) -> bool:
+        """Whether a request is here and has not been begun."""
+        ...
+
+    def report(self) -> Report:
+        """What was counted since the last report."""
+        ...
+
     def check_integrity(self) -> None:
         """Asserts that an idle engine holds nothing."""
         ...
@@ -92,6 +115,7 @@ def main() -> None:
     except TandemError as error:
         connection.send(Failed(str(error)))
         return
+    gc.freeze()  # what is loaded stays: collections need not walk it
     received: Inbox = queue.SimpleQueue()
     inbox: Inbox = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, received), daemon=True).start()
@@ -100,7 +124,7 @@ def main() -> None:
     engine.watch(sender.give_up)
     sender.send(Ready())
     threading.Thread(target=sender.beat, daemon=True).start()
-    _run(engine, sender, inbox)
+    _run(engine, sender, inbox, Deadlines(start.config.queue_timeout))
 
 
 def build(config: EngineConfig) -> ServedEngine:
@@ -121,7 +145,7 @@ class _Sender:
         self._connection = connection
         self._lock = threading.Lock()
 
-    def send(self, message: Ready | Outputs | Refused | Alive | Broken) -> None:
+    def send(self, message: Ready | Outputs | Refused | Measured | Alive | Broken) -> None:
         with self._lock:
             self._connection.send(message)
 
@@ -159,27 +183,45 @@ def _tokenize(received: Inbox, engine: ServedEngine, inbox: Inbox) -> None:
         engine.wake()
 
 
-def _run(engine: ServedEngine, sender: _Sender, inbox: Inbox) -> None:
+def _run(engine: ServedEngine, sender: _Sender, inbox: Inbox, deadlines: Deadlines) -> None:
     """Steps the engine while there is work, and waits for some when there is none."""
     outbox = Outbox(sender.send, engine.shares_processor)
+    due = 0.0
     while True:
         if engine.idle:
             engine.check_integrity()
-        while engine.idle or not inbox.empty():
-            _handle(inbox.get(), engine, sender, outbox)
-        outbox.put(engine.step())
+        if engine.idle or time.monotonic() >= due:
+            sender.send(Measured(engine.report()))
+            due = time.monotonic() + REPORT_S
+        messages = [inbox.get()] if engine.idle else []
+        while not inbox.empty():
+            messages.append(inbox.get())
+        for message in messages:
+            if _handle(message, engine, sender, outbox) and isinstance(message, Submit):
+                deadlines.add(message)
+        for deadline in deadlines.over(engine):
+            if engine.abort(deadline.request_id) is not None:
+                outbox.drop(deadline.request_id)
+                kind = RequestTimeoutError.__name__
+                sender.send(Refused(deadline.request_id, kind, str(deadline)))
+        if not engine.idle:
+            outbox.put(engine.step())
 
 
-def _handle(message: Submit | Abort, engine: ServedEngine, sender: _Sender, outbox: Outbox) -> None:
+def _handle(message: Submit | Abort, engine: ServedEngine, sender: _Sender, outbox: Outbox) -> bool:
+    """Whether the engine took it."""
     if isinstance(message, Abort):
         output = engine.abort(message.request_id)
         if output is not None:
+            engine.meters.count(FINISHED, label="abort")
             outbox.put([output])
-        return
+        return output is not None
     try:
-        engine.add_request(message.prompt, message.params, message.request_id)
+        engine.add_request(message.prompt, message.params, message.request_id, message.arrival)
     except TandemError as error:
         sender.send(Refused(message.request_id, type(error).__name__, str(error)))
+        return False
+    return True
 
 
 if __name__ == "__main__":

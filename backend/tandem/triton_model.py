@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import locale
 import logging
+import queue
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,17 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from tandem.config import EngineConfig
-from tandem.errors import EngineDeadError, InvalidRequestError, QueueFullError, TandemError
+from tandem.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    QueueFullError,
+    RequestTimeoutError,
+    TandemError,
+)
+from tandem.metrics import FAILED, counted
 from tandem.request import RequestOutput, TokenLogprobs
 from tandem.service import EngineService
+from tandem.triton_metrics import Board, Reports, Void
 from tandem.triton_request import Ask, parse
 
 logger = logging.getLogger("tandem")
@@ -29,6 +38,7 @@ FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 CODES = {  # names: pb_utils gets its TritonError only after this module was loaded
     InvalidRequestError: "INVALID_ARG",
     QueueFullError: "UNAVAILABLE",
+    RequestTimeoutError: "UNAVAILABLE",
     EngineDeadError: "UNAVAILABLE",
 }
 
@@ -41,7 +51,9 @@ class TritonPythonModel:
         locale.setlocale(locale.LC_ALL, "C.UTF-8")  # the stub's own is ASCII
         config = engine_config(args)
         logging.basicConfig(level=config.log_level.upper(), format="tandem: %(message)s")
-        self.service = EngineService(config)
+        self.reports: Reports = queue.SimpleQueue()
+        self.service = EngineService(config, on_report=self.reports.put)
+        self.board = open_board(args, self.reports)
         self.active: dict[str, ResponseStream] = {}
         self.stopping = threading.Event()
         self.canceller = threading.Thread(target=self._watch_cancels, daemon=True)
@@ -59,9 +71,13 @@ class TritonPythonModel:
                 ask = parse(request)
                 stream = ResponseStream(sender, ask, self.active)
                 stream.begin(self.service)
+            except InvalidRequestError as error:
+                self.reports.put(counted(FAILED, 1, "invalid"))
+                send_error(sender, error)
             except TandemError as error:
                 send_error(sender, error)
             except Exception as error:  # a raise would end the whole batch, what is begun included
+                self.reports.put(counted(FAILED, 1, "invalid"))
                 logger.exception("A request could not be read.")
                 send_error(sender, TandemError(f"The request could not be read: {error}."))
 
@@ -70,6 +86,7 @@ class TritonPythonModel:
         self.stopping.set()
         self.canceller.join()
         self.service.stop()
+        self.board.close()
 
     def _watch_cancels(self) -> None:
         """Clients may leave at any time: queued, prefilling or decoding."""
@@ -147,6 +164,15 @@ class ResponseStream:
         with self.lock:
             self.over = True
         self.active.pop(self.request_id, None)
+
+
+def open_board(args: dict[str, str], reports: Reports) -> Board | Void:
+    """A void where Triton was started without metrics."""
+    try:
+        return Board(args["model_name"], args["model_version"], reports)
+    except pb_utils.TritonModelException as error:
+        logger.warning("There will be no metrics of this model: %s", error)
+        return Void(reports)
 
 
 def engine_config(args: dict[str, str]) -> EngineConfig:

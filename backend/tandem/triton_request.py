@@ -67,6 +67,8 @@ def _prompt(request: Any) -> str | list[int]:
 
 def _params(request: Any, wanted: frozenset[str]) -> SamplingParams:
     values = _sampling_values(request)
+    if request.timeout():  # Triton's own, in microseconds
+        values.setdefault("timeout", request.timeout() / 1e6)
     draft = _tensor(request, "num_draft_tokens")
     if draft is not None:
         values["num_draft_tokens"] = int(_one(draft, "num_draft_tokens"))

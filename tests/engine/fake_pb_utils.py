@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -64,13 +64,56 @@ class Sender:
 class Request:
     inputs: dict[str, Any]
     own_parameters: str = "{}"
+    own_timeout: int = 0
     sender: Sender = field(default_factory=Sender)
 
     def get_response_sender(self) -> Sender:
         return self.sender
 
+    def timeout(self) -> int:
+        return self.own_timeout
+
     def parameters(self) -> str:
         return self.own_parameters
+
+
+class TritonModelException(Exception):
+    """What Triton's calls raise."""
+
+
+@dataclass
+class Metric:
+    labels: dict[str, str]
+    buckets: list[float] | None = None
+    value: float = 0.0
+    observed: list[float] = field(default_factory=list)
+
+    def increment(self, by: float) -> None:
+        assert by >= 0, "a counter that falls"
+        self.value += by
+
+    def set(self, value: float) -> None:
+        self.value = value
+
+    def observe(self, value: float) -> None:
+        self.observed.append(value)
+
+
+class MetricFamily:
+    COUNTER, GAUGE, HISTOGRAM = range(3)
+    made: ClassVar[dict[str, MetricFamily]] = {}
+    refusal: ClassVar[str] = ""
+
+    def __init__(self, name: str, description: str, kind: int) -> None:
+        if self.refusal:
+            raise TritonModelException(self.refusal)
+        self.kind, self.description, self.metrics = kind, description, []
+        self.made[name] = self
+
+    def Metric(self, labels: dict[str, str], buckets: list[float] | None = None) -> Metric:
+        assert (buckets is not None) == (self.kind == self.HISTOGRAM)
+        self.metrics.append(Metric(labels, buckets))
+        return self.metrics[-1]
 
 
 def get_input_tensor_by_name(request: Request, name: str) -> Tensor | None:
@@ -89,6 +132,8 @@ def install() -> None:
     names = {
         "Tensor": Tensor,
         "TritonError": TritonError,
+        "TritonModelException": TritonModelException,
+        "MetricFamily": MetricFamily,
         "InferenceResponse": InferenceResponse,
         "TRITONSERVER_RESPONSE_COMPLETE_FINAL": FINAL,
         "get_input_tensor_by_name": get_input_tensor_by_name,

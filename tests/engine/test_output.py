@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tandem import SamplingParams
 from tandem.drafting import Verdict
+from tandem.metrics import Meters
 from tandem.output import OutputStream
 from tandem.tokenizer import Tokenizer
 from tests.engine.builders import make_request
@@ -160,5 +161,5 @@ def test_the_last_token_of_a_run_is_the_targets_own():
 
 def test_a_step_without_tokens_changes_nothing():
     request = make_request([1, 2], max_tokens=5)
-    output = OutputStream(request, byte_level()).append(Verdict([], []), [])
+    output = OutputStream(request, byte_level(), Meters()).append(Verdict([], []), [])
     assert (output.text, output.token_ids, output.finished) == ("", [], False)

@@ -33,6 +33,7 @@ BAD = {
     "skip_special_tokens": ["maybe", 2, None],
     "include_stop_str_in_output": ["maybe", 2, None],
     "num_draft_tokens": [-1, 1.5, *NUMBER_WORDS],
+    "timeout": [0, -1, 1e7, *NUMBER_WORDS],
 }
 
 GOOD = {
@@ -56,6 +57,7 @@ GOOD = {
     "skip_special_tokens": [("false", False)],
     "include_stop_str_in_output": [("true", True)],
     "num_draft_tokens": [("0", 0), (None, None)],
+    "timeout": [("2.5", 2.5), (None, None)],
 }
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tandem import EngineConfig
 from tandem.errors import QueueFullError
 from tandem.kv_cache import BlockManager
+from tandem.metrics import Meters
 from tandem.request import Request
 from tandem.scheduler import Decode, Prefill, Scheduler, StepPlan
 from tests.engine.builders import make_request
@@ -28,7 +29,8 @@ def make_scheduler(num_blocks: int = 64, prefix_caching: bool = False, **paramet
         "block_size": 2,
     }
     config = EngineConfig(model="none", **defaults | parameters)
-    return Scheduler(config, BlockManager(num_blocks, config.block_size, prefix_caching))
+    blocks = BlockManager(num_blocks, config.block_size, prefix_caching)
+    return Scheduler(config, blocks, Meters())
 
 
 def queue(scheduler: Scheduler, *lengths: int, **fields) -> list[Request]:

@@ -20,8 +20,10 @@ from tandem.errors import (
     EngineDeadError,
     InvalidRequestError,
     QueueFullError,
+    RequestTimeoutError,
 )
 from tandem.messages import Outputs
+from tandem.metrics import FAILED, FINISHED, RESTARTS, UP, Key, Report, merged
 from tandem.service import EngineService
 from tests.engine.sinks import LONG, SHORT, WAIT_S, Answer, children, config_of, gone, submit, until
 
@@ -119,6 +121,55 @@ def test_sending_does_not_wait_for_long_prompts_to_be_read(shared):
     sent = time.monotonic()
     assert all("tokens" in str(answer.wait().errors[0]) for answer in answers)
     assert sent - begun < time.monotonic() - sent
+
+
+# -- deadlines ---------------------------------------------------------------------------------
+
+
+def test_a_request_ends_with_its_timeout(shared):
+    timed = submit(shared, "t1", LONG.model_copy(update={"timeout": 0.02})).wait()
+    (error,) = timed.errors
+    assert isinstance(error, RequestTimeoutError)
+    assert "timeout of 0.02 s" in str(error)
+    assert timed.reason is None
+    assert timed.calls_after_the_end == 0
+    assert submit(shared, "t1", SHORT.model_copy(update={"timeout": 50})).wait().reason == "length"
+
+
+def test_a_request_does_not_wait_longer_than_the_queue_allows(target):
+    one = EngineService(config_of(target, max_num_seqs=1, queue_timeout=0.03))
+    try:
+        first, second = submit(one, "t1", LONG), submit(one, "t2", LONG)
+        (error,) = second.wait().errors
+        assert isinstance(error, RequestTimeoutError)
+        assert "waited for 0.03 s" in str(error)
+        assert first.wait().reason == "length"  # once begun, it goes on
+        assert submit(one, "t1").wait().reason == "length"
+    finally:
+        one.stop()
+
+
+def test_what_a_service_counts(target):
+    reports: list[Report] = []
+    one = EngineService(config_of(target), on_report=reports.append)
+    try:
+        submit(one, "t1").wait()
+        submit(one, [500]).wait()
+        submit(one, "t1", LONG.model_copy(update={"timeout": 0.02})).wait()
+        answer = submit(one, "t1", LONG)
+        assert answer.begun.wait(WAIT_S)
+        one.abort(answer.id)
+        until(lambda: Key(FINISHED, "abort") in merged(reports).counts)
+        os.kill(one.pid, signal.SIGKILL)
+        until(lambda: Key(RESTARTS) in merged(reports).counts)
+    finally:
+        one.stop()
+    both = merged(reports)
+    assert both.counts[Key(FINISHED, "length")] == both.counts[Key(FINISHED, "abort")] == 1
+    assert both.counts[Key(FAILED, "invalid")] == both.counts[Key(FAILED, "timeout")] == 1
+    ups = [report.gauges[Key(UP)] for report in reports if Key(UP) in report.gauges]
+    assert ups[:3] == [1, 0, 1]
+    assert ups[-1] == 0
 
 
 # -- aborts ------------------------------------------------------------------------------------

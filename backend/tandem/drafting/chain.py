@@ -91,5 +91,5 @@ class ChainProposer(Proposer):
         if q is not None:
             places = [chain.place for chain in chains]
             q[places, len(chains[0].tokens)] = drawn.scores.softmax(-1)
-        for chain, token in zip(chains, drawn.tokens.tolist(), strict=True):
+        for chain, token in zip(chains, drawn.tokens, strict=True):
             chain.tokens.append(token)

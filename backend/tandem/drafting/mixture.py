@@ -27,7 +27,7 @@ from tandem.drafting.gains import Gains
 from tandem.drafting.held import HeldStates
 from tandem.drafting.lengths import Option, Outlook, Plan, best_lengths, outlook
 from tandem.drafting.parts import NOTHING, Part, joined, part_of
-from tandem.drafting.remembered import Choice, Judged, Known
+from tandem.drafting.remembered import PLANNED_FOR, Choice, Judged, Known
 from tandem.request import Notes, Request
 from tandem.scheduler import Decode
 
@@ -71,6 +71,10 @@ class MixtureProposer(Proposer):
         self._requests = Notes[Known]()
         self._judged: list[Judged] = []
         """What is still to be learnt."""
+        self._planned: Plan | None = None
+        self._planned_until = 0
+        self._asked: list[tuple[Request, int]] = []
+        """By whom, and how much, when it was planned."""
         self._rounds = 0
         self._first = ""
         """Of the last round's requests. Where it goes on, nothing was waited for in between."""
@@ -92,7 +96,7 @@ class MixtureProposer(Proposer):
             self._choose(decode, known, len(decodes))
             for decode, known in zip(decodes, requests, strict=True)
         ]
-        plan = self._plan(choices)
+        plan = self._plan(decodes, choices)
         self._observe_between(decodes[0].request.id)
         parts = [
             known.found[choice.place].cut(length) if choice.place < len(known.found) else NOTHING
@@ -162,10 +166,20 @@ class MixtureProposer(Proposer):
         reading = self.costs.reading(self._unread(request))
         return outlook(seconds, batch, gains, self.costs.level(batch), reading)
 
-    def _plan(self, choices: Sequence[Choice]) -> Plan:
-        """How far each draft reaches."""
+    def _plan(self, decodes: Sequence[Decode], choices: Sequence[Choice]) -> Plan:
+        """How far each draft reaches. Without lookups, whose finds change from round to round, a
+        plan holds for some rounds: for many requests it takes long to make."""
         if len(choices) == 1:
             return Plan([choices[0].length], choices[0].rate)
+        if self.lookups:
+            return self._make_plan(choices)
+        asked = [(decode.request, decode.lookahead) for decode in decodes]
+        if self._planned is None or self._planned_until <= self._rounds or asked != self._asked:
+            self._planned, self._asked = self._make_plan(choices), asked
+            self._planned_until = self._rounds + PLANNED_FOR
+        return self._planned
+
+    def _make_plan(self, choices: Sequence[Choice]) -> Plan:
         seconds = self.costs.passes(len(choices) * (1 + self.longest))
         level = self.costs.level(max(1, sum(choice.option.by_model for choice in choices)))
         return best_lengths(seconds, level, [choice.option for choice in choices], SLACK)

@@ -7,7 +7,7 @@ the business of the `Attention` it is handed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,9 @@ from torch import Tensor, nn
 
 from tandem.models.config import ModelConfig
 from tandem.models.layers import Embedding, Linear, RMSNorm, RotaryTable, rotate_
+
+Made: TypeAlias = tuple[Tensor, Tensor | None]
+"""Hidden states [T, hidden] after the last norm, and what was tapped [T, width]."""
 
 
 class Attention(Protocol):

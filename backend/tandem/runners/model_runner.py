@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from tandem.attention.paged import PagedKVCache, kv_block_bytes
+from tandem.attention.paged import PagedAttention, PagedKVCache, kv_block_bytes
 from tandem.attention.plan import Query
 from tandem.cpu.decoder import KernelStack
 from tandem.cpu.library import has_kernels
 from tandem.models.config import ModelConfig
+from tandem.models.decoder import Made
 from tandem.models.loader import load_decoder
 from tandem.models.shard import WHOLE, Shard, local_config
+
+if TYPE_CHECKING:
+    from tandem.gpu.graphs import GraphedPasses
 
 
 def block_bytes(config: ModelConfig, dtype: torch.dtype, block_size: int, shard: Shard) -> int:
@@ -39,6 +44,7 @@ class ModelRunner:
         self.shard = shard
         self.model = load_decoder(folder, config, dtype, device, shard)
         self.by_kernels: KernelStack | None = None
+        self.by_graphs: GraphedPasses | None = None
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
         """Makes the KV cache."""
@@ -46,6 +52,11 @@ class ModelRunner:
         self.cache = PagedKVCache(local, num_blocks, block_size, self.dtype, self.device)
         if self.shard == WHOLE and has_kernels(self.device, self.dtype, self.config.head_dim):
             self.by_kernels = KernelStack(self.model, self.cache)
+        if self.shard == WHOLE and self.cache.by_triton:
+            # Triton comes with GPUs alone
+            from tandem.gpu.graphs import CudaGraphs, GraphedPasses
+
+            self.by_graphs = GraphedPasses(self._by_layers, self.cache, CudaGraphs(self.device))
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes of KV a block takes."""
@@ -64,7 +75,6 @@ class ModelRunner:
         """Runs T tokens laid out as `queries`; float32 logits [R, vocab] of `rows` (None: all)."""
         return self.forward_tapped(tokens, queries, rows, None)[0]
 
-    @torch.inference_mode()
     def forward_tapped(
         self,
         tokens: Sequence[int] | Tensor,
@@ -76,17 +86,42 @@ class ModelRunner:
         side by side, or without any the last layer's output after the norm."""
         if self.by_kernels is not None:
             return self.by_kernels.forward(tokens, queries, rows, taps)
+        with torch.inference_mode():
+            hidden, features = self._hidden(tokens, queries, taps)
+            if rows is not None:
+                picked = torch.tensor(rows, dtype=torch.int64, device=self.device)
+                hidden = hidden.index_select(0, picked)
+            return self.model.logits(hidden), features
+
+    def _hidden(
+        self,
+        tokens: Sequence[int] | Tensor,
+        queries: Sequence[Query],
+        taps: Sequence[int] | None,
+    ) -> Made:
+        if self.by_graphs is not None:
+            found = self.by_graphs.forward(_numbers(tokens), queries, taps)
+            if found is not None:
+                return found
         flat = torch.as_tensor(tokens, dtype=torch.int64, device=self.device)
-        attention = self.cache.plan(queries)
+        return self._by_layers(flat, self.cache.plan(queries), taps)
+
+    def _by_layers(
+        self, tokens: Tensor, attention: PagedAttention, taps: Sequence[int] | None
+    ) -> Made:
+        """Final hidden states [T, hidden], after the last norm, and what was tapped."""
         inputs: list[Tensor] = []
 
         def keep(layer: int, x: Tensor) -> None:
             if taps and layer in taps:
                 inputs.append(x)
 
-        hidden = self.model(flat, attention.rows.positions, attention, keep if taps else None)
-        features = None if taps is None else torch.cat(inputs, -1) if taps else hidden
-        if rows is not None:
-            picked = torch.tensor(rows, dtype=torch.int64, device=self.device)
-            hidden = hidden.index_select(0, picked)
-        return self.model.logits(hidden), features
+        hidden = self.model(tokens, attention.rows.positions, attention, keep if taps else None)
+        return hidden, None if taps is None else torch.cat(inputs, -1) if taps else hidden
+
+
+def _numbers(tokens: Sequence[int] | Tensor) -> Sequence[int]:
+    if isinstance(tokens, Tensor):
+        found: list[int] = tokens.tolist()
+        return found
+    return tokens

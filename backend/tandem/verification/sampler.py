@@ -23,17 +23,18 @@ NOTHING: Mapping[int, tuple[int, int]] = {}
 class Drawn(NamedTuple):
     """One token a row, and what it was drawn from."""
 
-    tokens: Tensor
-    """[R] int64"""
+    tokens: list[int]
+    """[R]"""
     scores: Tensor
     """[R, V] float32; softmax of a row is its distribution."""
 
 
-def best_tokens(scored: Tensor) -> Tensor:
+def best_tokens(scored: Tensor) -> list[int]:
     """[R, V] to the first of each row's largest, [R]."""
     if scored.device.type == "cpu":  # where torch takes ten times as long as numpy
-        return torch.from_numpy(scored.numpy().argmax(-1))
-    return scored.argmax(-1)
+        found: list[int] = scored.numpy().argmax(-1).tolist()
+        return found
+    return scored.argmax(-1).tolist()
 
 
 def by_rejection(request: Request) -> bool:
@@ -59,12 +60,12 @@ class Sampler:
         scored = scores(logits, rows)
         return Drawn(self.draw_scored(scored, rows), scored)
 
-    def draw_scored(self, scored: Tensor, rows: Sequence[Row]) -> Tensor:
+    def draw_scored(self, scored: Tensor, rows: Sequence[Row]) -> list[int]:
         """Draws from [R, V] scores; [R] tokens."""
         if all(row.request.params.greedy for row in rows):
             return best_tokens(scored)
         if self.by_triton:
-            return self.judge(scored, rows).tokens
+            return self.judge(scored, rows).tokens.tolist()
         return best_tokens(scored + self._noise(scored, rows))
 
     def judge(

@@ -82,7 +82,7 @@ def _draw(
     as_blocks: bool,
 ) -> _Drawn:
     if all(request.params.takes_best for request in requests):
-        return _Drawn(best_tokens(logits).tolist(), [], [False] * len(requests))
+        return _Drawn(best_tokens(logits), [], [False] * len(requests))
     rows = [
         row
         for b, (request, tokens) in enumerate(zip(requests, draft.tokens, strict=True))
@@ -100,7 +100,7 @@ def _draw(
     if any(rejecting):
         judge = _judge_blocks if as_blocks else _reject
         scored, kept = judge(scored, draft, rejecting, sampler)
-    return _Drawn(sampler.draw_scored(scored, rows).tolist(), kept, rejecting)
+    return _Drawn(sampler.draw_scored(scored, rows), kept, rejecting)
 
 
 def _judged(

@@ -11,6 +11,7 @@ import asyncio
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from importlib import metadata
@@ -20,7 +21,8 @@ from tandem.config import EngineConfig
 from tandem.drafting import Verdict
 from tandem.errors import ConfigError, InvalidRequestError, QueueFullError
 from tandem.limits import Limits
-from tandem.output import OutputStream, aborted
+from tandem.metrics import FINISHED, PREEMPTIONS, Meters, Report
+from tandem.output import OutputStream
 from tandem.request import Request, RequestOutput, SamplingParams, SpeculationStats, TokenLogprobs
 from tandem.tokenizer import Tokenizer
 from tandem.vllm import draft_tp, per_request
@@ -30,6 +32,7 @@ from tandem.vllm.arguments import (
     has_draft_groups,
     sampling_arguments,
 )
+from tandem.vllm.scheduler_meters import SchedulerMeters
 from tandem.vllm.seams import SUPPORTED_VERSIONS, is_supported, troubles
 
 Result = TypeVar("Result")
@@ -48,6 +51,8 @@ class VllmEngine:
         self.tokenizer = Tokenizer(config.model)
         self._on_lost: Callable[[str], None] = lambda reason: None
         self._lost = ""
+        self.meters = Meters()
+        self._scheduler = SchedulerMeters()
         self._streams: dict[str, OutputStream] = {}
         self._arrived: queue.SimpleQueue[Sequence[Any]] = queue.SimpleQueue()
         self._loop = asyncio.new_event_loop()
@@ -63,7 +68,9 @@ class VllmEngine:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         arguments = engine_arguments(self.config, self.shares_processor)
-        engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+        engine = AsyncLLM.from_engine_args(
+            AsyncEngineArgs(**arguments), stat_loggers=[lambda *_: self._scheduler]
+        )
         # Its output side is left out: ours takes every step's tokens as they come.
         engine.output_processor.process_outputs = self._arrive
         engine.output_processor.propagate_error = self._lose
@@ -105,7 +112,11 @@ class VllmEngine:
     # -- requests ------------------------------------------------------------------------------
 
     def add_request(
-        self, prompt: str | Sequence[int], params: SamplingParams, request_id: str
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        request_id: str,
+        arrival: float | None = None,
     ) -> str:
         """Hands a prompt to vLLM. Raises `InvalidRequestError` or `QueueFullError`."""
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
@@ -124,9 +135,10 @@ class VllmEngine:
             seed=params.seed,
             max_total=self.limits.max_total(len(tokens), params),
             stop_ids=self.limits.stop_ids(params),
+            arrival=time.monotonic() if arrival is None else arrival,
         )
         asked = self._asked(request)
-        self._streams[request_id] = OutputStream(request, self.tokenizer)
+        self._streams[request_id] = OutputStream(request, self.tokenizer, self.meters)
         self._tell(self._vllm.engine_core.add_request_async(asked))
         return request_id
 
@@ -151,7 +163,16 @@ class VllmEngine:
         if stream is None:
             return None
         self._tell(self._vllm.engine_core.abort_requests_async([request_id]))
-        return aborted(stream.request)
+        return stream.abort()
+
+    def holds(self, request_id: str) -> bool:
+        """Whether a request is here."""
+        return request_id in self._streams
+
+    def waits(self, request_id: str) -> bool:
+        """Whether a request is here and has not been begun."""
+        stream = self._streams.get(request_id)
+        return stream is not None and stream.request.admitted is None
 
     @property
     def idle(self) -> bool:
@@ -178,19 +199,32 @@ class VllmEngine:
 
     def _take(self, stream: OutputStream, output: Any) -> RequestOutput:
         request, tokens = stream.request, output.new_token_ids
-        before = request.stats.accepted
+        self._see(request, output.events or ())
+        before = request.stats
         if output.spec_decode_metrics is not None:
             request.stats = _stats(output.spec_decode_metrics)
-        accepted = min(request.stats.accepted - before, len(tokens))  # the end cuts some off
+        accepted = request.stats.accepted - before.accepted
+        if request.stats.rounds > before.rounds:
+            self.meters.round(request.stats.drafted - before.drafted, accepted)
+        accepted = min(accepted, len(tokens))  # the end cuts some off
         verdict = Verdict(list(range(1, accepted + 1)), tokens)
         answer = stream.append(verdict, self._logprobs(output))
         if output.finish_reason is not None and not answer.finished:
             answer.finish_reason = request.finish_reason = "abort"  # vLLM gave it up
+            self.meters.count(FINISHED, label="abort")
         if answer.finished:
             del self._streams[request.id]
             if output.finish_reason is None:  # a stop string: vLLM does not know it
                 self._tell(self._vllm.engine_core.abort_requests_async([request.id]))
         return answer
+
+    def _see(self, request: Request, events: Sequence[Any]) -> None:
+        """What happened to it in vLLM's scheduler, whose clock is ours."""
+        for event in events:
+            if event.type.name == "SCHEDULED" and request.admitted is None:
+                request.admitted = event.timestamp
+            elif event.type.name == "PREEMPTED":
+                self.meters.count(PREEMPTIONS)
 
     def _logprobs(self, output: Any) -> list[TokenLogprobs]:
         found = output.new_logprobs
@@ -212,6 +246,14 @@ class VllmEngine:
             for token, value, place in zip(ids, values, ranks, strict=True)
         }
         return TokenLogprobs(ids[0], entries)
+
+    def report(self) -> Report:
+        """What was counted since the last report, and how things stand."""
+        for name, count in self._scheduler.take().items():
+            self.meters.count(name, count)
+        gauges = self._scheduler.gauges
+        # what vLLM says of its last step may come after the step's answers
+        return self.meters.report(dict.fromkeys(gauges, 0.0) if self.idle else gauges)
 
     def check_integrity(self) -> None:
         """vLLM checks its own books."""

@@ -1,0 +1,78 @@
+"""Ends requests whose time is over: their own timeout, or the longest wait in the queue."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+from tandem.messages import Submit
+
+FEW = 1024
+
+
+class Deadline(NamedTuple):
+    """When a request ends unless it has before; ordered by time."""
+
+    at: float
+    """By `time.monotonic`."""
+    request_id: str
+    seconds: float
+    queued: bool
+    """It holds for a request that still waits."""
+
+    def __str__(self) -> str:
+        if self.queued:
+            return (
+                f"The request waited for {self.seconds:g} s, the longest that queue_timeout "
+                "allows: try again later."
+            )
+        return (
+            f"The request's timeout of {self.seconds:g} s is over: allow more time, or ask for "
+            "fewer tokens."
+        )
+
+
+class Holder(Protocol):
+    """What has the requests."""
+
+    def holds(self, request_id: str) -> bool:
+        """Whether a request is here."""
+        ...
+
+    def waits(self, request_id: str) -> bool:
+        """Whether it is here and has not been begun."""
+        ...
+
+
+class Deadlines:
+    """Of the requests in an engine."""
+
+    def __init__(self, queue_timeout: float | None) -> None:
+        self._queue_timeout = queue_timeout
+        self._heap: list[Deadline] = []
+        self._most = FEW
+
+    def add(self, asked: Submit) -> None:
+        """A request that was taken."""
+        for seconds, queued in ((asked.params.timeout, False), (self._queue_timeout, True)):
+            if seconds is not None:
+                deadline = Deadline(asked.arrival + seconds, asked.request_id, seconds, queued)
+                heapq.heappush(self._heap, deadline)
+
+    def over(self, engine: Holder) -> Iterator[Deadline]:
+        """Those that are over now, of requests that are here."""
+        if len(self._heap) > self._most:
+            self._forget(engine)
+        now = time.monotonic()
+        while self._heap and self._heap[0].at <= now:
+            deadline = heapq.heappop(self._heap)
+            if (engine.waits if deadline.queued else engine.holds)(deadline.request_id):
+                yield deadline
+
+    def _forget(self, engine: Holder) -> None:
+        """Drops those of requests that have ended, once in a while."""
+        self._heap = [one for one in self._heap if engine.holds(one.request_id)]
+        heapq.heapify(self._heap)
+        self._most = max(FEW, 2 * len(self._heap))

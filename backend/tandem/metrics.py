@@ -1,0 +1,221 @@
+"""What is counted and timed, for /metrics: its catalogue, and the meters of an engine's process.
+
+Names are vLLM's where it has them, `tandem_` in the place of `vllm:`. An engine counts as it goes,
+and its process sends what has come together about once a second (service_worker.py).
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Literal, NamedTuple
+
+Kind = Literal["counter", "gauge", "histogram"]
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+MOST_OBSERVED = 64  # of one histogram in one report: a random choice of all
+
+
+class Metric(NamedTuple):
+    """A family on /metrics."""
+
+    name: str
+    kind: Kind
+    help: str
+    label: str = ""
+    """Of its members, beside the model's name and version; empty: it has one."""
+
+
+class Key(NamedTuple):
+    """A member of a family."""
+
+    name: str
+    label: str = ""
+
+
+DRAFTS = "tandem_spec_decode_num_drafts_total"
+DRAFT_TOKENS = "tandem_spec_decode_num_draft_tokens_total"
+ACCEPTED_TOKENS = "tandem_spec_decode_num_accepted_tokens_total"
+ACCEPTED_PER_POSITION = "tandem_spec_decode_num_accepted_tokens_per_pos_total"
+FINISHED = "tandem_request_success_total"
+FAILED = "tandem_request_failure_total"
+PROMPT_TOKENS = "tandem_prompt_tokens_total"
+GENERATED_TOKENS = "tandem_generation_tokens_total"
+PREEMPTIONS = "tandem_num_preemptions_total"
+PREFIX_QUERIES = "tandem_prefix_cache_queries_total"
+PREFIX_HITS = "tandem_prefix_cache_hits_total"
+RUNNING = "tandem_num_requests_running"
+WAITING = "tandem_num_requests_waiting"
+KV_USAGE = "tandem_kv_cache_usage_perc"
+LENGTH = "tandem_spec_decode_length"
+ACCEPTANCE_RATE = "tandem_spec_decode_acceptance_rate"
+ACCEPTANCE_LENGTH = "tandem_spec_decode_mean_acceptance_length"
+EFFICIENCY = "tandem_spec_decode_block_efficiency"
+UP = "tandem_engine_up"
+RESTARTS = "tandem_engine_restarts_total"
+FIRST_TOKEN = "tandem_time_to_first_token_seconds"
+BETWEEN_TOKENS = "tandem_inter_token_latency_seconds"
+END_TO_END = "tandem_e2e_request_latency_seconds"
+QUEUED = "tandem_request_queue_time_seconds"
+DRAFTING = "tandem_spec_decode_draft_time_seconds"
+VERIFYING = "tandem_spec_decode_verify_time_seconds"
+
+CATALOGUE = (
+    Metric(DRAFTS, "counter", "Rounds of a request in which tokens were drafted."),
+    Metric(DRAFT_TOKENS, "counter", "Tokens drafted."),
+    Metric(ACCEPTED_TOKENS, "counter", "Drafted tokens that the target kept."),
+    Metric(
+        ACCEPTED_PER_POSITION,
+        "counter",
+        "Drafted tokens that the target kept, by their place in the draft (0: the first).",
+        "position",
+    ),
+    Metric(FINISHED, "counter", "Requests that ended, by why.", "finished_reason"),
+    Metric(FAILED, "counter", "Requests that were refused or lost, by why.", "reason"),
+    Metric(PROMPT_TOKENS, "counter", "Prompt tokens of requests that have begun to answer."),
+    Metric(GENERATED_TOKENS, "counter", "Tokens generated."),
+    Metric(PREEMPTIONS, "counter", "Requests that lost their KV cache to others."),
+    Metric(PREFIX_QUERIES, "counter", "Prompt tokens looked up in the prefix cache."),
+    Metric(PREFIX_HITS, "counter", "Prompt tokens found in the prefix cache."),
+    Metric(RESTARTS, "counter", "Times that the engine's process was started again."),
+    Metric(RUNNING, "gauge", "Requests that are computed."),
+    Metric(WAITING, "gauge", "Requests in the queue."),
+    Metric(KV_USAGE, "gauge", "Share of the KV cache in use, 0 to 1, by runner.", "runner"),
+    Metric(LENGTH, "gauge", "Tokens drafted a drafting round, of late."),
+    Metric(ACCEPTANCE_RATE, "gauge", "Share of drafted tokens that were kept, of late."),
+    Metric(ACCEPTANCE_LENGTH, "gauge", "Tokens that a drafting round yields, of late."),
+    Metric(
+        EFFICIENCY,
+        "gauge",
+        "What a drafting round yields by the most that it could, of late: 1 if all were kept.",
+    ),
+    Metric(UP, "gauge", "Whether the engine takes requests."),
+    Metric(FIRST_TOKEN, "histogram", "From a request's arrival to its first token."),
+    Metric(
+        BETWEEN_TOKENS,
+        "histogram",
+        "From a request's last tokens to its next ones, by how many they are.",
+    ),
+    Metric(END_TO_END, "histogram", "From a request's arrival to its end."),
+    Metric(QUEUED, "histogram", "From a request's arrival to its first computation."),
+    Metric(DRAFTING, "histogram", "Drafting, of a step that drafts."),
+    Metric(VERIFYING, "histogram", "The target's pass and its verification, of a step."),
+)
+
+REFUSALS = {
+    "InvalidRequestError": "invalid",
+    "QueueFullError": "queue_full",
+    "RequestTimeoutError": "timeout",
+}
+"""What `FAILED` calls an error; any other: engine_lost."""
+
+
+class Report(NamedTuple):
+    """What has come together since the last report."""
+
+    counts: Mapping[Key, float]
+    gauges: Mapping[Key, float]
+    observed: Mapping[str, list[float]]
+    """At most `MOST_OBSERVED` of each histogram."""
+
+
+def counted(name: str, by: float = 1, label: str = "") -> Report:
+    """A report of one counter."""
+    return Report({Key(name, label): by}, {}, {})
+
+
+def standing(up: bool) -> Report:
+    """A report of whether the engine takes requests: it holds none when it begins or has ended."""
+    return Report({}, {Key(UP): float(up), Key(RUNNING): 0.0, Key(WAITING): 0.0}, {})
+
+
+class _Sample:
+    """A random choice of the values seen, each as likely as another (reservoir sampling)."""
+
+    def __init__(self) -> None:
+        self.kept: list[float] = []
+        self._seen = 0
+
+    def add(self, value: float) -> None:
+        self._seen += 1
+        if len(self.kept) < MOST_OBSERVED:
+            self.kept.append(value)
+        elif (place := random.randrange(self._seen)) < MOST_OBSERVED:
+            self.kept[place] = value
+
+
+class Meters:
+    """Counts and times in the engine's thread."""
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        self._counts: Counter[Key] = Counter()
+        self._rounds: Counter[tuple[int, int]] = Counter()
+        self._samples: dict[str, _Sample] = {}
+
+    def count(self, name: str, by: float = 1, label: str = "") -> None:
+        """Adds to a counter."""
+        self._counts[Key(name, label)] += by  # type: ignore[assignment]
+
+    def observe(self, name: str, value: float) -> None:
+        """Adds to a histogram."""
+        self._samples.setdefault(name, _Sample()).add(value)
+
+    def round(self, drafted: int, accepted: int) -> None:
+        """A request's round in which something was drafted."""
+        self._rounds[drafted, accepted] += 1
+
+    def report(self, gauges: Mapping[Key, float]) -> Report:
+        """All since the last report, with how things stand."""
+        for (drafted, accepted), times in self._rounds.items():
+            self.count(DRAFTS, times)
+            self.count(DRAFT_TOKENS, times * drafted)
+            self.count(ACCEPTED_TOKENS, times * accepted)
+            for position in range(accepted):
+                self.count(ACCEPTED_PER_POSITION, times, str(position))
+        counts = {key: value for key, value in self._counts.items() if value}
+        observed = {name: sample.kept for name, sample in self._samples.items()}
+        self._clear()
+        return Report(counts, gauges, observed)
+
+
+def merged(reports: Iterable[Report]) -> Report:
+    """Reports one after the other as one."""
+    counts: Counter[Key] = Counter()
+    gauges: dict[Key, float] = {}
+    observed: dict[str, list[float]] = {}
+    for report in reports:
+        counts.update(report.counts)
+        gauges |= report.gauges
+        for name, values in report.observed.items():
+            observed.setdefault(name, []).extend(values)
+    return Report(counts, gauges, observed)
+
+
+class Recent:
+    """Speculation of late: rates over the last rounds, whatever the time between them."""
+
+    HALVED_AFTER = 1000.0  # rounds behind which one counts half
+
+    def __init__(self) -> None:
+        self._drafts = self._drafted = self._accepted = 0.0
+
+    def gauges(self, counts: Mapping[Key, float]) -> dict[Key, float]:
+        """The rates, with these counts taken in; nothing before anything was drafted."""
+        rounds = counts.get(Key(DRAFTS), 0.0)
+        faded = 0.5 ** (rounds / self.HALVED_AFTER)
+        self._drafts = faded * self._drafts + rounds
+        self._drafted = faded * self._drafted + counts.get(Key(DRAFT_TOKENS), 0.0)
+        self._accepted = faded * self._accepted + counts.get(Key(ACCEPTED_TOKENS), 0.0)
+        if not self._drafted:
+            return {}
+        length = self._drafted / self._drafts
+        yielded = 1 + self._accepted / self._drafts
+        return {
+            Key(LENGTH): length,
+            Key(ACCEPTANCE_RATE): self._accepted / self._drafted,
+            Key(ACCEPTANCE_LENGTH): yielded,
+            Key(EFFICIENCY): yielded / (1 + length),
+        }

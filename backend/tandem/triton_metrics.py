@@ -1,0 +1,108 @@
+"""The engine's metrics on Triton's /metrics."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import secrets
+import threading
+from typing import Any, TypeAlias
+
+import triton_python_backend_utils as pb_utils
+
+from tandem.metrics import CATALOGUE, SECONDS, Key, Kind, Metric, Recent, Report, merged
+
+logger = logging.getLogger("tandem")
+
+Reports: TypeAlias = "queue.SimpleQueue[Report]"
+PAUSE_S = 0.25  # between looks at what has come
+
+
+class Void:
+    """Where reports go that nobody reads."""
+
+    def __init__(self, reports: Reports) -> None:
+        self._reports = reports
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tandem-metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Takes what has come, and ends."""
+        self._closing.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        self._look()
+        while not self._closing.wait(PAUSE_S):
+            self._look()
+        self._look()
+
+    def _look(self) -> None:
+        reports: list[Report] = []
+        while not self._reports.empty():
+            reports.append(self._reports.get())
+        if reports:
+            self._take(merged(reports))
+
+    def _take(self, report: Report) -> None:
+        """What has come together since the last look."""
+
+
+class Board(Void):
+    """Publishes reports from a thread of its own: each number is a call to Triton."""
+
+    def __init__(self, model: str, version: str, reports: Reports) -> None:
+        """reports: where they come from. Raises what Triton raises where it has no metrics."""
+        # Were their labels the same, a reloaded model's metrics would go when the old one's do.
+        self._labels = {"model": model, "version": version, "load": secrets.token_hex(4)}
+        kinds: dict[Kind, Any] = {
+            "counter": pb_utils.MetricFamily.COUNTER,
+            "gauge": pb_utils.MetricFamily.GAUGE,
+            "histogram": pb_utils.MetricFamily.HISTOGRAM,
+        }
+        self._families = {
+            one.name: pb_utils.MetricFamily(
+                name=one.name, description=one.help, kind=kinds[one.kind]
+            )
+            for one in CATALOGUE
+        }
+        self._metrics: dict[Key, Any] = {}
+        self._recent = Recent()
+        for one in CATALOGUE:  # there from the beginning, or a rate has nothing to begin at
+            if not one.label:
+                self._metric(one, "")
+        super().__init__(reports)
+
+    def close(self) -> None:
+        """Publishes what it has, and takes the metrics off /metrics."""
+        super().close()
+        self._metrics.clear()  # before their families, or Triton complains
+        self._families.clear()
+
+    def _take(self, report: Report) -> None:
+        try:
+            self._publish(report)
+        except Exception:  # the next report may succeed
+            logger.exception("Metrics could not be published.")
+
+    def _publish(self, report: Report) -> None:
+        gauges = {**report.gauges, **self._recent.gauges(report.counts)}
+        for one in CATALOGUE:
+            if one.kind == "counter":
+                for key in [key for key in report.counts if key.name == one.name]:
+                    self._metric(one, key.label).increment(report.counts[key])
+            elif one.kind == "gauge":
+                for key in [key for key in gauges if key.name == one.name]:
+                    self._metric(one, key.label).set(gauges[key])
+            else:
+                for value in report.observed.get(one.name, ()):
+                    self._metric(one, "").observe(value)
+
+    def _metric(self, one: Metric, label: str) -> Any:
+        key = Key(one.name, label)
+        if key not in self._metrics:
+            labels = self._labels | ({one.label: label} if one.label else {})
+            more = {"buckets": list(SECONDS)} if one.kind == "histogram" else {}
+            self._metrics[key] = self._families[one.name].Metric(labels=labels, **more)
+        return self._metrics[key]

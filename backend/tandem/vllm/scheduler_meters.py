@@ -1,0 +1,53 @@
+"""What vLLM's scheduler says of itself, step by step, as numbers for /metrics."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any
+
+from tandem.metrics import (
+    KV_USAGE,
+    PREFIX_HITS,
+    PREFIX_QUERIES,
+    RUNNING,
+    WAITING,
+    Key,
+)
+
+
+class SchedulerMeters:
+    """A stat logger of vLLM's; it is called in vLLM's thread."""
+
+    def __init__(self) -> None:
+        self.gauges: dict[Key, float] = {}
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
+        """After a step."""
+        if scheduler_stats is None:
+            return
+        self.gauges = {
+            Key(RUNNING): scheduler_stats.num_running_reqs,
+            Key(WAITING): scheduler_stats.num_waiting_reqs,
+            Key(KV_USAGE, "target"): scheduler_stats.kv_cache_usage,
+        }
+        cached = scheduler_stats.prefix_cache_stats
+        with self._lock:
+            self._counts.update({PREFIX_QUERIES: cached.queries, PREFIX_HITS: cached.hits})
+
+    def take(self) -> Counter[str]:
+        """What has come together since the last time."""
+        with self._lock:
+            counts, self._counts = self._counts, Counter()
+        return counts
+
+    def log_engine_initialized(self) -> None:
+        """Nothing to say."""
+
+    def log(self) -> None:
+        """Nothing to say."""
+
+    def record_sleep_state(self, *_: Any, **__: Any) -> None:
+        """It does not sleep."""

@@ -1,0 +1,25 @@
+# Tandem on CPU cores: docker build -f docker/cpu.Dockerfile -t tandem:cpu .
+FROM python:3.11.13-slim-bookworm
+
+# g++ compiles the kernels for the processor they run on, at the first start.
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends curl g++ \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --create-home --uid 1000 tandem \
+    && install --directory --owner tandem /opt/tandem
+
+USER 1000
+WORKDIR /opt/tandem
+COPY --chown=1000 . .
+RUN PIP_NO_CACHE_DIR=1 tools/setup/setup.sh
+
+# HTTP, gRPC, metrics
+EXPOSE 8000 8001 8002
+HEALTHCHECK --interval=10s --timeout=5s --start-period=120s \
+    CMD ["curl", "--fail", "--silent", "localhost:8000/v2/health/ready"]
+# Ctrl-C, as tandem serve ends in the foreground
+STOPSIGNAL SIGINT
+ENTRYPOINT [".venv/bin/tandem", "serve", "--host", "0.0.0.0"]
+CMD ["--model", "tandem"]

@@ -1,0 +1,36 @@
+# Tandem on NVIDIA's Triton image, for GPUs:
+#   docker build -f docker/gpu.Dockerfile --build-arg TRITON_IMAGE=… -t tandem:gpu .
+# With vLLM in an environment of its own beside it: add --target vllm.
+# TRITON_IMAGE: tritonserver:26.09-py3, with the name of the registry that has it.
+ARG TRITON_IMAGE=tritonserver:26.09-py3
+# hadolint ignore=DL3006
+FROM ${TRITON_IMAGE} AS tandem
+
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends curl g++ python3-venv python3-dev \
+    && rm -rf /var/lib/apt/lists/* \
+    && install --directory --owner 1000 /opt/tandem
+
+# its user triton-server
+USER 1000
+WORKDIR /opt/tandem
+COPY --chown=1000 . .
+# The image has a server: ours is not fetched.
+RUN PIP_NO_CACHE_DIR=1 TRITON=/opt/tritonserver/bin/tritonserver tools/setup/setup.sh
+
+# HTTP, gRPC, metrics
+EXPOSE 8000 8001 8002
+HEALTHCHECK --interval=10s --timeout=5s --start-period=600s \
+    CMD ["curl", "--fail", "--silent", "localhost:8000/v2/health/ready"]
+STOPSIGNAL SIGINT
+ENTRYPOINT [".venv/bin/tandem", "serve", "--host", "0.0.0.0"]
+CMD ["--model", "tandem"]
+
+FROM tandem AS vllm
+RUN PIP_NO_CACHE_DIR=1 VLLM=vllm tools/setup/vllm.sh
+CMD ["--model", "tandem_vllm"]
+
+# What is built where no target is named.
+FROM tandem

@@ -1,0 +1,106 @@
+"""Images and manifests, as far as they can be checked without an engine that builds them."""
+
+import re
+import subprocess
+import sys
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docker"
+IMAGES = sorted(FOLDER.glob("*.Dockerfile"))
+
+
+def compose():
+    return yaml.safe_load((FOLDER / "compose.yml").read_text())["services"]
+
+
+def manifests():
+    found = yaml.safe_load_all((FOLDER / "kubernetes.yml").read_text())
+    return {one["kind"]: one for one in found}
+
+
+def container():
+    (one,) = manifests()["Deployment"]["spec"]["template"]["spec"]["containers"]
+    return one
+
+
+@pytest.mark.parametrize("image", IMAGES, ids=lambda path: path.name)
+def test_the_linter_is_content(image):
+    hadolint = Path(sys.executable).with_name("hadolint")
+    run = subprocess.run([hadolint, image], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+@pytest.mark.parametrize("image", IMAGES, ids=lambda path: path.name)
+def test_an_image_runs_as_a_user_and_says_how_it_is(image):
+    text = image.read_text()
+    assert re.search(r"^USER 1000$", text, re.MULTILINE)
+    assert "HEALTHCHECK" in text
+    assert re.search(r"^FROM .*latest", text, re.MULTILINE) is None
+    for script in re.findall(r"tools/setup/\w+\.sh", text):
+        assert (ROOT / script).stat().st_mode & 0o100
+
+
+def test_all_that_setting_up_needs_goes_into_an_image():
+    listed = [
+        line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] == "!"
+    ]
+    assert all((ROOT / path).exists() for path in listed)
+    needed = ["requirements.lock", "pyproject.toml", "README.md", "tools/setup", "backend"]
+    needed += ["client", "model_repository"]
+    assert set(needed) <= set(listed)
+
+
+def test_compose_names_what_there_is():
+    services = compose()
+    build = services["triton"]["build"]
+    assert (FOLDER / build["context"] / build["dockerfile"]).is_file()
+    for service in services.values():
+        for volume in service.get("volumes", ()):
+            assert (FOLDER / volume.split(":")[0]).exists(), volume
+        image = service.get("image")
+        assert image is None or re.fullmatch(r"[\w/-]+:v?\d+\.\d+\.\d+", image), image
+    prometheus = yaml.safe_load((FOLDER / "monitoring" / "prometheus.yml").read_text())
+    (targets,) = prometheus["scrape_configs"][0]["static_configs"]
+    assert [target.split(":")[0] for target in targets["targets"]] == ["triton"]
+    assert services["triton"]["shm_size"] == "1gb"
+
+
+def test_the_manifest_fits_together():
+    found = manifests()
+    template = found["Deployment"]["spec"]["template"]
+    labels = template["metadata"]["labels"]
+    assert found["Deployment"]["spec"]["selector"]["matchLabels"] == labels
+    assert found["Service"]["spec"]["selector"] == labels
+    ports = {port["name"]: port["containerPort"] for port in container()["ports"]}
+    assert {port["name"]: port["port"] for port in found["Service"]["spec"]["ports"]} == ports
+    volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
+    assert {mount["name"] for mount in container()["volumeMounts"]} == set(volumes)
+    claim = volumes["models"]["persistentVolumeClaim"]["claimName"]
+    assert claim == found["PersistentVolumeClaim"]["metadata"]["name"]
+    assert template["spec"]["securityContext"]["runAsNonRoot"]
+    assert template["spec"]["terminationGracePeriodSeconds"] > 30
+
+
+@pytest.mark.parametrize("probe", ["startupProbe", "readinessProbe", "livenessProbe"])
+def test_probes_ask_what_triton_answers(probe):
+    path = container()[probe]["httpGet"]["path"]
+    assert any(
+        fnmatch(path, known)
+        for known in ("/v2/health/ready", "/v2/health/live", "/v2/models/*/ready")
+    )
+
+
+def test_what_images_start_is_a_command_that_there_is():
+    for image in IMAGES:
+        entry = re.findall(r"^ENTRYPOINT (.*)$", image.read_text(), re.MULTILINE)
+        assert entry == ['[".venv/bin/tandem", "serve", "--host", "0.0.0.0"]']
+    for arguments in (container()["args"], compose()["triton"]["command"]):
+        assert {name for name in arguments if name.startswith("--")} == {
+            "--model",
+            "--model-repository",
+        }

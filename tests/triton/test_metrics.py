@@ -1,0 +1,104 @@
+"""What an operator reads on /metrics."""
+
+import time
+import urllib.request
+from contextlib import closing
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tandem.metrics import (
+    ACCEPTED_TOKENS,
+    CATALOGUE,
+    DRAFT_TOKENS,
+    END_TO_END,
+    FAILED,
+    FINISHED,
+    GENERATED_TOKENS,
+    PROMPT_TOKENS,
+    RUNNING,
+    UP,
+)
+from tests.triton.protocol import Refused, responses, sampling
+
+PATIENCE_S = 10
+OWN_LABELS = ("model", "version", "load")
+
+
+def read(urls):
+    """Samples of this model by name and labels beside its own."""
+    with urllib.request.urlopen(f"http://{urls.metrics}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = {k: v for k, v in sample.labels.items() if k not in OWN_LABELS}
+            if sample.name.startswith("tandem_"):
+                found[sample.name, *sorted(labels.items())] = sample.value
+    return found
+
+
+def waited(urls, holds):
+    """The samples once they are as expected, or at last."""
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        found = read(urls)
+        if holds(found) or time.monotonic() > end:
+            return found
+        time.sleep(0.2)
+
+
+def test_all_families_are_there_before_any_request(urls):
+    found = {name for name, *_ in read(urls)}
+    without_label = {one.name for one in CATALOGUE if not one.label}
+    histograms = {one.name for one in CATALOGUE if one.kind == "histogram"}
+    assert without_label - histograms <= found
+    assert {f"{name}_count" for name in histograms} <= found
+    assert waited(urls, lambda found: found[UP,] == 1)[UP,] == 1
+
+
+def test_a_request_is_counted(urls):
+    before = read(urls)
+    outputs = {"return_num_input_tokens": True, "return_speculation_stats": True}
+    whole = list(responses(urls.grpc, ask("def main(argv):\n", 40) | outputs))
+    (end,) = [one.outputs for one in whole if "total_draft_tokens" in one.outputs]
+    drafted, accepted = (
+        end[name][0] for name in ("total_draft_tokens", "total_accepted_draft_tokens")
+    )
+    finished = (FINISHED, ("finished_reason", "length"))
+    after = waited(urls, lambda found: found.get(finished, 0) > before.get(finished, 0))
+    grown = {key: after[key] - before.get(key, 0) for key in after}
+    assert grown[finished] == 1
+    assert grown[GENERATED_TOKENS,] == 40
+    assert grown[PROMPT_TOKENS,] == end["num_input_tokens"][0]
+    assert grown[DRAFT_TOKENS,] == drafted > 0
+    assert grown[ACCEPTED_TOKENS,] == accepted > 0
+    assert grown[f"{END_TO_END}_count",] == 1
+    assert 0 < grown[f"{END_TO_END}_sum",] < 60
+    assert after[RUNNING,] == 0
+
+
+def test_a_refused_request_is_counted(urls):
+    key = (FAILED, ("reason", "invalid"))
+    before = read(urls).get(key, 0)
+    with pytest.raises(Refused):
+        list(responses(urls.grpc, {"text_input": "a", "sampling_parameters": "{"}))
+    with pytest.raises(Refused):  # by the engine
+        list(responses(urls.grpc, {"input_ids": [1 << 20]}))
+    assert waited(urls, lambda found: found.get(key, 0) == before + 2)[key] == before + 2
+
+
+def test_running_requests_are_seen(urls):
+    with closing(responses(urls.grpc, ask("def main(argv):\n", 1900))) as answers:
+        next(answers)
+        assert waited(urls, lambda found: found[RUNNING,] == 1)[RUNNING,] == 1
+    assert waited(urls, lambda found: found[RUNNING,] == 0)[RUNNING,] == 0
+    assert (FINISHED, ("finished_reason", "abort")) in read(urls)
+
+
+def ask(text, tokens):
+    return {
+        "text_input": text,
+        "stream": True,
+        "sampling_parameters": sampling(max_tokens=tokens),
+    }
