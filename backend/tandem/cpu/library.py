@@ -41,7 +41,7 @@ def load_kernels() -> ctypes.CDLL | None:
     library.tandem_release.argtypes = (pointer,)
     library.tandem_forward.argtypes = (model, step, pointer)
     library.tandem_multiply.argtypes = (matrix, pointer, number, pointer, number)
-    library.tandem_packed.argtypes = (number, number)
+    library.tandem_packed.argtypes = (number, number, number)
     library.tandem_packed.restype = ctypes.c_int64
     library.tandem_pack.argtypes = (pointer, number, number, number, pointer)
     for name in ("tandem_release", "tandem_forward", "tandem_multiply", "tandem_pack"):
@@ -87,7 +87,8 @@ def _key() -> str:
     """Of what the library depends on: its source, and the processor that it is compiled for."""
     processor = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     features = {line for line in processor.splitlines() if line[:5] in ("flags", "model", "Featu")}
-    parts = (SOURCE.read_text(encoding="utf-8"), *FLAGS, *sorted(features))
+    sources = [SOURCE, *sorted(SOURCE.parent.glob("*.h"))]
+    parts = (*(one.read_text(encoding="utf-8") for one in sources), *FLAGS, *sorted(features))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 

@@ -26,7 +26,7 @@ class KernelLinear:
         """memory [packed_size(weight)] is where the kernels' copy of the weight goes."""
         self._multiply = kernels.tandem_multiply
         if memory is None:
-            memory = zeros([packed_size(kernels, weight)], weight.dtype)
+            memory = zeros([packed_size(kernels, weight, weight.dtype)], weight.dtype)
         source, bfloat = weight.detach().contiguous(), weight.dtype == torch.bfloat16
         kernels.tandem_pack(source.data_ptr(), *weight.shape, bfloat, memory.data_ptr())
         self.bias = None if bias is None else bias.detach().float().contiguous()
@@ -53,7 +53,7 @@ def use_kernels(model: nn.Module, stored: torch.dtype) -> None:
     if kernels is None or stored not in STORED:
         return
     found = [one for one in model.modules() if isinstance(one, Linear) and one.kernel is None]
-    sizes = [packed_size(kernels, one.weight) for one in found]
+    sizes = [packed_size(kernels, one.weight, stored) for one in found]
     parts = zeros([sum(sizes)], stored).split(sizes)
     for module, part in zip(found, parts, strict=True):
         weight = module.weight.data.to(stored)
@@ -61,7 +61,7 @@ def use_kernels(model: nn.Module, stored: torch.dtype) -> None:
         module.weight.data = torch.empty(0)
 
 
-def packed_size(kernels: ctypes.CDLL, weight: Tensor) -> int:
+def packed_size(kernels: ctypes.CDLL, weight: Tensor, stored: torch.dtype) -> int:
     """Numbers in the kernels' copy of a weight."""
-    size: int = kernels.tandem_packed(*weight.shape)
+    size: int = kernels.tandem_packed(*weight.shape, stored == torch.bfloat16)
     return size

@@ -1,4 +1,4 @@
-"""What crosses into the kernels: the structures of `kernels.cpp`, field by field."""
+"""What crosses into the kernels: `structures.h`, field by field."""
 
 from ctypes import POINTER, Structure, c_float, c_int32, c_void_p
 

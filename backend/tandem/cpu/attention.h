@@ -1,0 +1,246 @@
+// Attention of a query's rows, a draft tree's nodes among them, over the paged KV cache.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+
+#include "batch.h"
+#include "numbers.h"
+
+namespace {
+
+constexpr int kPositionsAhead = 32;
+constexpr int kFew = 3;  // heads that read each key but once, all together
+
+// Some KV heads for some rows of a query: over one reading of their keys and one of their values.
+template <class W>
+struct Attention {
+  const W *keys, *values;  // of the first KV head, in slot 0
+  const int32_t* slots;    // [end]
+  int width;               // from slot to slot
+  int size;                // of a head
+  int kv_heads;
+  int end;   // positions that any row may see
+  int text;  // positions that all rows see
+  const Head* heads;  // [kv_heads, count]
+  int count;
+};
+
+// Has memory bring what lies at a position: the addresses jump too often for the processor to see
+// it by itself.
+template <class W>
+void fetch(const Attention<W>& task, const W* from, int at) {
+  const W* line = from + size_t(task.slots[at]) * task.width;
+  for (int i = 0; i < task.kv_heads * task.size; i += 64 / int(sizeof(W)))
+    __builtin_prefetch(line + i);
+}
+
+// A KV head's keys or values from a position on; what lies behind the end is not used.
+template <class T>
+struct Block {
+  const T* line[kBlock];
+};
+template <class W>
+Block<W> block_at(const Attention<W>& task, const W* from, int begin) {
+  Block<W> block;
+  for (int p = 0; p < kBlock; ++p)
+    block.line[p] = from + size_t(task.slots[std::min(begin + p, task.end - 1)]) * task.width;
+  return block;
+}
+template <class W>
+Block<float> widened(const Block<W>& block, int size, float* wide) {
+  Block<float> found;
+  for (int p = 0; p < kBlock; ++p, wide += size) {
+    widen(block.line[p], size, wide);
+    found.line[p] = wide;
+  }
+  return found;
+}
+
+// Calls `use` with each block of each KV head; `next` is what will be read when this has been.
+// What many read is widened first.
+template <class W, class Use>
+void each_block(const Attention<W>& task, const W* from, const W* next, Use use) {
+  float wide[kBlock * kWidest];
+  for (int at = 0; at < task.end; at += kBlock) {
+    for (int later = at + kPositionsAhead; later < at + kPositionsAhead + kBlock; ++later)
+      if (later < task.end)
+        fetch(task, from, later);
+      else if (next && later - task.end < task.end)
+        fetch(task, next, later - task.end);
+    for (int head = 0; head < task.kv_heads; ++head) {
+      const Head* heads = task.heads + head * task.count;
+      const Block<W> block = block_at(task, from + head * task.size, at);
+      task.count > kFew ? use(at, heads, widened(block, task.size, wide)) : use(at, heads, block);
+    }
+  }
+}
+
+// Products of N heads' queries with the keys of a block from position `at` on.
+template <int N, class T>
+__attribute__((noinline)) void score(const Head* heads, const Block<T>& keys, int size, int at) {
+  const int whole = size - size % kLanes;
+  for (int first = 0; first < kBlock; first += 4) {
+    Floats sums[N][4] = {};
+    const auto part = [&](int i, auto load_part) {
+      for (int p = 0; p < 4; ++p) {
+        const Floats key = load_part(keys.line[first + p] + i);
+        for (int n = 0; n < N; ++n)
+          sums[n][p] = fused(load_part(heads[n].query + i), key, sums[n][p]);
+      }
+    };
+    for (int i = 0; i < whole; i += kLanes) part(i, [](const auto* from) { return load(from); });
+    if (whole < size)
+      part(whole, [&](const auto* from) { return load_some(from, size - whole); });
+    for (int n = 0; n < N; ++n) sum_four(sums[n], heads[n].scores + at + first);
+  }
+}
+
+// to += share * from
+template <class T>
+void add_share(float share, const T* from, int width, float* to) {
+  const int whole = width - width % kLanes;
+  for (int i = 0; i < whole; i += kLanes)
+    store(to + i, fused(all(share), load(from + i), load(to + i)));
+  for (int i = whole; i < width; ++i)
+    to[i] = fused(all(share), all(widen(from[i])), all(to[i]))[0];
+}
+
+// Adds `count` values from position `at` on to what N heads mix, by their shares.
+template <int N, class T>
+__attribute__((noinline)) void mix(const Head* heads, const Block<T>& values, int size, int at,
+                                   int count) {
+  const int whole = size - size % kLanes;
+  int i = 0;
+  const auto columns = [&](auto parts) {
+    constexpr int kParts = decltype(parts)::value;
+    Floats sums[N][kParts];
+    for (int n = 0; n < N; ++n)
+      for (int k = 0; k < kParts; ++k) sums[n][k] = load(heads[n].mixed + i + k * kLanes);
+    for (int p = 0; p < count; ++p)
+      for (int k = 0; k < kParts; ++k) {
+        const Floats value = load(values.line[p] + i + k * kLanes);
+        for (int n = 0; n < N; ++n)
+          sums[n][k] = fused(all(heads[n].scores[at + p]), value, sums[n][k]);
+      }
+    for (int n = 0; n < N; ++n)
+      for (int k = 0; k < kParts; ++k) store(heads[n].mixed + i + k * kLanes, sums[n][k]);
+    i += kParts * kLanes;
+  };
+  constexpr int kMost = N <= 2 ? 4 : 2;  // that many sums fit the registers
+  while (i + kMost * kLanes <= whole) columns(std::integral_constant<int, kMost>());
+  while (i < whole) columns(std::integral_constant<int, 1>());
+  for (int p = 0; p < count && whole < size; ++p)
+    for (int n = 0; n < N; ++n)
+      add_share(heads[n].scores[at + p], values.line[p] + whole, size - whole,
+                heads[n].mixed + whole);
+}
+
+// Calls `some` with a number of heads that is known when this is compiled, until all had a turn.
+template <int N, class Some>
+inline void in_turns(int count, Some some) {
+  int from = 0;
+  for (; from + N <= count; from += N) some(std::integral_constant<int, N>(), from);
+  if constexpr (N > 1)
+    if (from < count) in_turns<N - 1>(count - from, [&](auto n, int at) { some(n, from + at); });
+}
+
+// Turns a row's scores into shares. Up to `whole` a score's place is its position in the text;
+// behind it, `position` says. Sums go by position, so that a tree's path sums as the text will.
+template <class Position>
+void softmax(float* line, int whole, int end, float scale, Position position) {
+  Floats most = all(-INFINITY);
+  for (int i = 0; i < end; i += kLanes) {
+    const Floats scores = load(line + i);
+    most = scores > most ? scores : most;
+  }
+  float greatest = most[0];
+  for (int lane = 1; lane < kLanes; ++lane) greatest = std::max(greatest, most[lane]);
+  Floats sums = {};
+  for (int i = 0; i < end; i += kLanes) {
+    const Floats share = exp((load(line + i) - greatest) * scale);
+    store(line + i, share);
+    if (i < whole) sums += share;
+  }
+  for (int i = whole; i < end; ++i) sums[position(i) % kLanes] += line[i];
+  const float factor = 1 / sum(sums);
+  for (int i = 0; i < end; i += kLanes) store(line + i, load(line + i) * factor);
+}
+
+template <class W>
+void score_all(const Attention<W>& task) {
+  for (int at = 0; at < std::min(kPositionsAhead, task.end); ++at) fetch(task, task.keys, at);
+  each_block(task, task.keys, task.values, [&](int at, const Head* heads, const auto& keys) {
+    in_turns<kFew>(task.count, [&](auto n, int from) {
+      score<decltype(n)::value>(heads + from, keys, task.size, at);
+    });
+  });
+}
+
+template <class W>
+void mix_all(const Attention<W>& task) {
+  for (int index = 0; index < task.kv_heads * task.count; ++index)
+    std::fill_n(task.heads[index].mixed, task.size, 0.0f);
+  const W* none = nullptr;
+  each_block(task, task.values, none, [&](int at, const Head* heads, const auto& values) {
+    const int seen = std::max(0, std::min(kBlock, task.text - at));
+    in_turns<4>(task.count, [&](auto n, int from) {
+      mix<decltype(n)::value>(heads + from, values, task.size, at, seen);
+    });
+    for (int p = seen; p < std::min(kBlock, task.end - at); ++p)
+      for (int index = 0; index < task.count; ++index) {
+        // Zero: a node that the row does not see, whatever is stored there.
+        const float share = heads[index].scores[at + p];
+        if (share != 0) add_share(share, values.line[p], task.size, heads[index].mixed);
+      }
+  });
+}
+
+// The scores of a row's head to shares of what the row sees.
+void share(const Model& model, const Query& query, const Run& run, Task task, int row, int end,
+           float* scores) {
+  const std::vector<uint8_t>& seen = run.seen[task.query];
+  const std::vector<int32_t>& depth = run.depth[task.query];
+  const int nodes = query.stored + query.length;
+  for (int at = query.start; at < end; ++at) {
+    const int node = at - query.start;
+    const bool sees = seen.empty() ? node <= query.stored + row : seen[size_t(row) * nodes + node];
+    if (!sees) scores[at] = -INFINITY;
+  }
+  std::fill(scores + end, scores + padded(end), -INFINITY);
+  const int whole = seen.empty() ? padded(end) : query.start - query.start % kLanes;
+  softmax(scores, whole, padded(end), 1 / std::sqrt(float(model.head_dim)), [&](int at) {
+    return at < query.start || at >= end ? at : query.start + depth[at - query.start];
+  });
+}
+
+template <class W>
+void attend(const Model& model, const Layer& layer, const Step& step, const Run& run, Task task,
+            const float* qkv, float* mixed, float* scores, Head* heads) {
+  const Query& query = step.query[task.query];
+  const int size = model.head_dim, shared = model.heads / model.kv_heads;
+  const int width = 2 * model.kv_heads * size, qkv_width = width + model.heads * size;
+  const int last = query.start + query.stored + task.first + task.rows;
+  const bool chain = run.seen[task.query].empty();
+  const int end = chain ? last : query.start + query.stored + query.length;
+  Head* next = heads;
+  for (int kv_head = task.head; kv_head < task.head + task.heads; ++kv_head)
+    for (int row = 0; row < task.rows; ++row)
+      for (int head = kv_head * shared; head < (kv_head + 1) * shared; ++head, ++next) {
+        const size_t own = run.first[task.query] + task.first + row;
+        *next = {qkv + own * qkv_width + head * size, scores + (next - heads) * padded(end),
+                 mixed + (own * model.heads + head) * size};
+      }
+  const W* keys = static_cast<const W*>(layer.cache) + task.head * size;
+  const Attention<W> attention{keys, keys + model.kv_heads * size, run.slots[task.query].data(),
+                               width, size, task.heads, end, chain ? last - task.rows : query.start,
+                               heads, task.rows * shared};
+  score_all(attention);
+  for (int index = 0; index < attention.kv_heads * attention.count; ++index)
+    share(model, query, run, task, task.first + index % attention.count / shared, end,
+          heads[index].scores);
+  mix_all(attention);
+}
+
+}  // namespace

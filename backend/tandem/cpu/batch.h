@@ -1,0 +1,147 @@
+// What a pass works out once of its batch: positions, slots, trees, attention's tasks.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "structures.h"
+#include "tiles.h"
+
+namespace {
+
+constexpr int kWidest = 1024;  // most columns of a head
+constexpr int kRows = 32;       // of a query that attend together, over one reading of the cache
+constexpr int kScores = 65536;  // of a task, unless one KV head has more: they stay in the cache
+
+struct Task {
+  int32_t query, first, rows;  // `first` counts from the query's first row
+  int32_t head, heads;         // KV heads
+};
+
+struct Run {
+  std::vector<int32_t> position, slot;     // [rows]
+  std::vector<std::vector<int32_t>> slots;  // [queries] [start + stored + length] of the text
+  std::vector<int32_t> first;              // [queries] first row of each
+  std::vector<std::vector<uint8_t>> seen;  // [queries] [length, stored + length]; empty: a chain
+  std::vector<std::vector<int32_t>> depth;  // [queries] [stored + length] of each node
+  std::vector<Task> tasks;
+  int scores = 0, heads = 0;  // most that a task needs
+};
+
+// A row's query of one head, its scores or shares by position, and what it mixes of the values.
+struct Head {
+  const float* query;
+  float *scores, *mixed;
+};
+
+// What a pass needs room for, kept from pass to pass: [rows, ...], but the last two.
+struct Space {
+  std::vector<float> x, normed, wide, fused, pair, qkv, mixed, gates, inner, delta, scores;
+  std::vector<uint16_t> parts;  // of what is multiplied
+  std::vector<Head> heads;
+
+  void fit(const Model& model, const Step& step, const Run& run) {
+    const size_t rows = std::max(step.rows, step.picked), size = model.head_dim;
+    grow(x, rows * model.hidden);
+    grow(normed, rows * std::max(model.hidden, model.layer[0].qkv.columns));
+    if (step.states) grow(pair, rows * 2 * model.hidden);
+    if (step.states && !step.fused) {
+      grow(wide, rows * model.entry.fuse.columns);
+      grow(fused, rows * model.hidden);
+    }
+    grow(qkv, rows * (model.heads + 2 * model.kv_heads) * size);
+    grow(mixed, rows * model.heads * size);
+    grow(gates, rows * 2 * model.inner);
+    grow(inner, rows * model.inner);
+    grow(delta, rows * model.hidden);
+    if (kTiles) grow(parts, parts_size(int(rows), widest(model)));
+    grow(scores, size_t(run.scores) * model.threads);
+    grow(heads, size_t(run.heads) * model.threads);
+  }
+
+ private:
+  // Most columns of a matrix.
+  static int widest(const Model& model) {
+    int columns = std::max(model.entry.fuse.columns, model.entry.project.columns);
+    for (const Matrix& matrix : {model.layer[0].qkv, model.layer[0].out, model.layer[0].down})
+      columns = std::max(columns, matrix.columns);
+    return std::max(columns, model.hidden);
+  }
+
+  template <class T>
+  static void grow(std::vector<T>& part, size_t size) {
+    if (part.size() < size) part.resize(size);
+  }
+};
+
+std::vector<int32_t> slots_of(const Step& step, const Query& query, int block_size) {
+  std::vector<int32_t> slots(query.start + query.stored + query.length);
+  for (size_t at = 0, block = query.blocks; at < slots.size(); at += block_size, ++block)
+    for (size_t i = at; i < std::min(at + block_size, slots.size()); ++i)
+      slots[i] = step.blocks[block] * block_size + int32_t(i - at);
+  return slots;
+}
+
+constexpr int kBlock = 16;  // positions whose keys or values are read together
+
+inline int padded(int count) { return (count + kBlock - 1) / kBlock * kBlock; }
+
+// Attention's tasks: as many KV heads of the same rows together as leave work for all threads, for
+// their keys and values lie side by side.
+void share_out(const Model& model, const Step& step, Run& run) {
+  const int shared = model.heads / model.kv_heads;
+  int chunks = 0;
+  for (int q = 0; q < step.queries; ++q) chunks += (step.query[q].length + kRows - 1) / kRows;
+  const auto even = [&](int heads) {
+    const int tasks = chunks * (model.kv_heads / heads);
+    return tasks % model.threads == 0 || tasks >= 4 * model.threads;
+  };
+  for (int q = 0; q < step.queries; ++q) {
+    const Query& query = step.query[q];
+    const int line = padded(query.start + query.stored + query.length);
+    for (int begin = 0; begin < query.length; begin += kRows) {
+      const int rows = std::min(kRows, query.length - begin);
+      const int most = int(std::max<int64_t>(1, kScores / (int64_t(rows) * shared * line)));
+      int heads = model.kv_heads;
+      while (heads > 1 && (model.kv_heads % heads || heads > most || !even(heads))) --heads;
+      for (int head = 0; head < model.kv_heads; head += heads)
+        run.tasks.push_back({q, begin, rows, head, heads});
+      run.heads = std::max(run.heads, rows * shared * heads);
+      run.scores = std::max(run.scores, rows * shared * heads * line);
+    }
+  }
+}
+
+Run plan(const Model& model, const Step& step) {
+  Run run;
+  run.position.resize(step.rows);
+  run.slot.resize(step.rows);
+  run.seen.resize(step.queries);
+  int row = 0;
+  for (int q = 0; q < step.queries; ++q) {
+    const Query& query = step.query[q];
+    const int nodes = query.stored + query.length;
+    run.first.push_back(row);
+    run.slots.push_back(slots_of(step, query, model.block_size));
+    std::vector<int32_t>& depth = run.depth.emplace_back(nodes);
+    std::vector<uint8_t> above(query.parents < 0 ? 0 : size_t(nodes) * nodes);
+    for (int node = 0; node < nodes; ++node) {
+      const int parent = query.parents < 0 ? node - 1 : step.parents[query.parents + node];
+      depth[node] = parent < 0 ? 0 : depth[parent] + 1;
+      if (above.empty()) continue;
+      uint8_t* own = &above[size_t(node) * nodes];
+      if (parent >= 0) std::copy_n(&above[size_t(parent) * nodes], nodes, own);
+      own[node] = 1;
+    }
+    if (!above.empty())
+      run.seen[q].assign(above.begin() + size_t(query.stored) * nodes, above.end());
+    for (int node = query.stored; node < nodes; ++node, ++row) {
+      run.position[row] = query.start + depth[node];
+      run.slot[row] = run.slots[q][query.start + node];
+    }
+  }
+  share_out(model, step, run);
+  return run;
+}
+
+}  // namespace

@@ -1,0 +1,126 @@
+// Registers of floats, and numbers in the two formats that are stored.
+#pragma once
+
+#if defined(__FMA__)
+#include <immintrin.h>
+#endif
+
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#else
+constexpr int kLanes = 8;
+#endif
+typedef float Floats __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
+typedef int32_t Ints __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
+typedef uint32_t Words __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
+
+// A bfloat16 is the upper half of a float.
+inline Floats load(const float* from) { return *reinterpret_cast<const Floats*>(from); }
+inline Floats load(const uint16_t* from) {
+#if defined(__AVX512F__)
+  const Words words = (Words)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));
+#elif defined(__FMA__)
+  const Words words = (Words)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from));
+#else
+  typedef uint16_t Halves __attribute__((vector_size(kLanes * 2), aligned(2), may_alias));
+  const Words words = __builtin_convertvector(*reinterpret_cast<const Halves*>(from), Words);
+#endif
+  return reinterpret_cast<Floats>(words << 16);
+}
+inline void store(float* to, Floats value) { *reinterpret_cast<Floats*>(to) = value; }
+// a * b + c, rounded once. Left to the compiler, it would depend on what stands around it.
+inline Floats fused(Floats a, Floats b, Floats c) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;
+#endif
+}
+inline Floats all(float value) { return value - Floats{}; }  // adding would turn -0 into 0
+inline float sum(Floats value) {  // by halves
+  float parts[kLanes];
+  std::memcpy(parts, &value, sizeof parts);
+  for (int half = kLanes / 2; half; half /= 2)
+    for (int lane = 0; lane < half; ++lane) parts[lane] += parts[lane + half];
+  return parts[0];
+}
+
+// The sums of four; the same sums whatever stands beside them.
+inline void sum_four(const Floats* values, float* to) {
+#if defined(__FMA__)
+  __m256 part[4];
+  for (int i = 0; i < 4; ++i) {
+#if defined(__AVX512F__)
+    const __m512d whole = (__m512d)values[i];
+    part[i] = _mm256_add_ps(_mm512_castps512_ps256((__m512)values[i]),
+                            _mm256_castpd_ps(_mm512_extractf64x4_pd(whole, 1)));
+#else
+    part[i] = (__m256)values[i];
+#endif
+  }
+  const __m256 sums = _mm256_hadd_ps(_mm256_hadd_ps(part[0], part[1]),
+                                     _mm256_hadd_ps(part[2], part[3]));
+  _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1)));
+#else
+  for (int i = 0; i < 4; ++i) to[i] = sum(values[i]);
+#endif
+}
+
+// e to the x, to some 1e-7 of it; 0 far below. Cephes' polynomial (Moshier) around a power of two.
+inline Floats exp(Floats x) {
+  const Floats bounded = x > -87.0f ? (x < 88.0f ? x : all(88.0f)) : all(-87.0f);
+  const Floats magic = all(12582912.0f);  // 1.5 * 2^23: what is added to it is rounded
+  const Floats twos = fused(bounded, all(1.44269504f), magic) - magic;
+  Floats rest = fused(twos, all(-0.693359375f), bounded);
+  rest = fused(twos, all(2.12194440e-4f), rest);
+  Floats found = all(1.9875691500e-4f);
+  for (const float factor : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f,
+                             1.6666665459e-1f, 5.0000001201e-1f})
+    found = fused(found, rest, all(factor));
+  found = fused(found, rest * rest, rest + 1.0f);
+  const Ints power = (__builtin_convertvector(twos, Ints) + 127) << 23;
+  return x > -87.0f ? found * reinterpret_cast<Floats>(power) : all(0.0f);
+}
+
+inline float widen(float value) { return value; }
+inline float widen(uint16_t value) {
+  const uint32_t bits = uint32_t(value) << 16;
+  float found;
+  std::memcpy(&found, &bits, 4);
+  return found;
+}
+template <class W>
+inline void widen(const W* from, int count, float* to) {
+  int i = 0;
+  for (; i + kLanes <= count; i += kLanes) store(to + i, load(from + i));
+  for (; i < count; ++i) to[i] = widen(from[i]);
+}
+template <class W>
+inline Floats load_some(const W* from, int count) {  // zeros behind
+  Floats found = {};
+  for (int lane = 0; lane < count; ++lane) found[lane] = widen(from[lane]);
+  return found;
+}
+inline void narrow(float value, float* to) { *to = value; }
+inline void narrow(float value, uint16_t* to) {  // to the nearest, ties to even
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  if (value != value) bits = 0x7fc00000;  // rounding up would make a number of some NaNs
+  *to = uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+// Writes `count` of some sums, or all, each with its bias if there is one.
+inline void put(Floats sums, const float* bias, int count, float* y) {
+  if (bias) sums += count >= kLanes ? load(bias) : load_some(bias, count);
+  if (count >= kLanes) return store(y, sums);
+  for (int lane = 0; lane < count; ++lane) y[lane] = sums[lane];
+}
+
+}  // namespace

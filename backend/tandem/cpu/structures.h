@@ -1,0 +1,68 @@
+// What Python hands over; structures.py has the same, field by field.
+#pragma once
+
+#include <cstdint>
+
+namespace {
+
+struct Matrix {
+  const void* weight;  // [rows, columns], packed (see `pack`); an embedding's is not
+  const float* bias;   // [rows] or null
+  int32_t rows, columns, bfloat;
+};
+
+struct Layer {
+  Matrix qkv, out, gate_up, down;
+  const float *input_norm, *post_norm;
+  const float *query_norm, *key_norm;  // [head_dim] or null
+  void* cache;                         // [slots, 2 * kv_heads * head_dim]
+};
+
+// What a draft head makes of a token's embedding and a hidden state, each with its norm or none.
+// Side by side they are what the first layer's attention reads; with a projection, that is the
+// first layer's input. The hidden state may come of several of the target's.
+struct Entry {
+  Matrix fuse;             // [hidden, width] of the target's, side by side; or none
+  const float* fuse_norm;  // [width] or null
+  int32_t fuse_parts;      // of the width, each normed for itself
+  const float *token_norm, *hidden_norm;  // [hidden] or null
+  Matrix project;                         // [hidden, 2 * hidden]; its weight null: there is none
+  int32_t hidden_first;                   // of the two; otherwise the embedding is
+  int32_t blind_start;                    // at position 0 there is no token
+  int32_t normed_residual;                // without a projection, the input is the normed state
+};
+
+struct Model {
+  int32_t layers, hidden, heads, kv_heads, head_dim, inner, block_size, threads;
+  int32_t bfloat;  // the cache
+  float epsilon;
+  const Layer* layer;
+  Matrix embedding;         // [vocabulary, hidden]
+  const float* final_norm;  // or null: there is none
+  const float *cos, *sin;  // [positions, head_dim], the signs folded into sin
+  Matrix head;
+  Entry entry;  // of a draft head
+};
+
+struct Query {
+  int32_t blocks;  // where its block table begins
+  int32_t start, stored, length;
+  int32_t parents;  // where its nodes' parents begin, or -1: a chain
+};
+
+struct Step {
+  int32_t rows, queries, picked, taps;
+  const int64_t* tokens;    // [rows]
+  const float* states;      // hidden states for a draft head, or null: [rows, hidden], or...
+  int32_t fused;            // ... if this is 0, [rows, fuse.columns]
+  const Query* query;       // [queries]
+  const int32_t* blocks;    // block tables, one after the other
+  const int32_t* parents;   // of trees, one after the other
+  const int32_t* pick;      // [picked] rows whose logits are wanted
+  const int32_t* tap;       // [taps] layers whose inputs are wanted
+  float* logits;            // [picked, vocabulary]
+  float* tapped;            // [rows, taps * hidden] or null
+  float* normed;            // [rows, hidden] after the last norm, or null
+};
+
+}  // namespace
