@@ -1,8 +1,10 @@
 """The CPU kernels: torch's numbers, and the same bits whatever is computed beside a row."""
 
 import mmap
+import platform
 import random
 import shutil
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -30,13 +32,34 @@ TEXT = RNG.choices(range(96), k=77)
 NODES = RNG.choices(range(96), k=len(TREE))
 
 
-@pytest.fixture(params=[(s, d) for s in SHAPES for d in (torch.float32, torch.bfloat16)], ids=str)
+OLDER = "x86-64-v3"
+"""Processors with neither registers of 16 floats nor a matrix unit, as many are."""
+KINDS = ((torch.float32, "native"), (torch.bfloat16, "native"), (torch.bfloat16, OLDER))
+
+
+@contextmanager
+def compiled_for(processor):
+    """What `load_kernels` gives meanwhile."""
+    if processor == OLDER and platform.machine() != "x86_64":
+        pytest.skip("this processor is of another family")
+    with pytest.MonkeyPatch.context() as patch:
+        flags = (flag.replace("native", processor) for flag in library.FLAGS)
+        patch.setattr(library, "FLAGS", tuple(flags))
+        load_kernels.cache_clear()
+        try:
+            yield load_kernels()
+        finally:
+            load_kernels.cache_clear()
+
+
+@pytest.fixture(params=[(shape, *kind) for shape in SHAPES for kind in KINDS], ids=str)
 def runner(request, tmp_path):
-    shape, dtype = request.param
+    shape, dtype, processor = request.param
     family, overrides = SHAPES[shape]
     folder = make_checkpoint(tmp_path, family, seed=3, **overrides)
-    made = ModelRunner(folder, read_model_config(folder), dtype, torch.device("cpu"))
-    made.allocate(num_blocks=12, block_size=16)
+    with compiled_for(processor):
+        made = ModelRunner(folder, read_model_config(folder), dtype, torch.device("cpu"))
+        made.allocate(num_blocks=12, block_size=16)
     assert made.by_kernels is not None
     return made
 
@@ -139,15 +162,16 @@ def test_hidden_states_without_taps_are_those_behind_the_last_norm(runner):
     assert empty.shape == (0, 96)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("dtype", "processor"), KINDS, ids=str)
 @pytest.mark.parametrize("rows, columns", [(1, 5), (7, 16), (34, 33), (130, 64)])
-@pytest.mark.parametrize("batch", [1, 2, 3, 4, 9])
-def test_a_linear_layer(dtype, rows, columns, batch):
+@pytest.mark.parametrize("batch", [1, 2, 3, 4, 9, 20])
+def test_a_linear_layer(dtype, processor, rows, columns, batch):
     generator = torch.Generator().manual_seed(rows)
     weight = torch.randn(rows, columns, generator=generator).to(dtype)
     bias = torch.randn(rows, generator=generator).to(dtype)
     x = torch.randn(batch, 2, columns, generator=generator)
-    layer = KernelLinear(load_kernels(), weight, bias)
+    with compiled_for(processor) as kernels:
+        layer = KernelLinear(kernels, weight, bias)
     expected = F.linear(x, weight.float(), bias.float())
     torch.testing.assert_close(layer(x), expected, atol=1e-4, rtol=1e-4)
     assert torch.equal(layer(x)[:1], layer(x[:1]))

@@ -21,10 +21,14 @@ SHORT = {"max_tokens": 2, "temperature": 0.0, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def long_time(small):
-    """Seconds that a long request takes when nobody cancels it."""
-    started = time.monotonic()
-    stream(small.grpc, PROMPT, **LONG)
-    return time.monotonic() - started
+    """Seconds that a long request takes when nobody cancels it; the first one takes longer."""
+
+    def once():
+        started = time.monotonic()
+        stream(small.grpc, PROMPT, **LONG)
+        return time.monotonic() - started
+
+    return min(once() for _ in range(2))
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 // A dense decoder's forward pass on CPU cores: every weight is read once, and every key and value
 // of a request once for all rows of its draft tree. Weights and the KV cache are float or bfloat16,
-// arithmetic is float. One parallel region from the tokens, and for a draft head the target's
+// sums are float. One parallel region from the tokens, and for a draft head the target's
 // hidden states, to the logits.
 //
 // A row's result does not depend, to the last bit, on what is computed beside it: every sum has an

@@ -1,9 +1,9 @@
-// Linear layers with bfloat16 weights by the processor's matrix unit (AMX), where there is one: up to
-// 16 rows cost what one row costs, for reading the weights takes longer.
+// Linear layers with bfloat16 weights by the processor's matrix unit (AMX), where there is one: some
+// rows cost little more than one row, for reading the weights takes longer.
 //
-// The unit multiplies bfloat16 by bfloat16 and sums in float. A float is exactly the sum of three
-// bfloat16, and so is each product here: nothing of x is lost. A row's sums go part by part, 32
-// columns after 32 columns, whatever rows stand beside it.
+// The unit multiplies bfloat16 by bfloat16 and sums in float. So x goes in as two of them, itself
+// rounded and what that left out: 16 of a float's 24 bits. (A model computed in bfloat16 throughout
+// keeps 8.) A row's sums go 32 columns after 32 columns, whatever rows stand beside it.
 #pragma once
 
 #if defined(__AMX_BF16__) && defined(__AVX512BW__) && defined(__linux__)
@@ -51,7 +51,7 @@ void pack_tiles(const uint16_t* weight, int rows, int columns, uint16_t* to) {
   }
 }
 
-// Numbers that x takes in parts: [blocks of rows, columns / 32, 3 parts, rows, 32].
+// Numbers that x takes in parts: [blocks of rows, columns / 32, 2 parts, rows, 32].
 inline size_t parts_size(int rows, int columns) {
   return size_t(up(rows, kTileRows)) * kTileRows * up(columns, kTileColumns) * kTileColumns * kXParts;
 }
@@ -89,7 +89,7 @@ struct alignas(64) TileShapes {
   uint8_t rows[16] = {};
 };
 
-// Tiles 0 to 3: sums of M rows by 16 outputs. 4 to 6: the parts of x. 7: weights.
+// Tiles 0 to 3: sums of `rows` by 16 outputs. 4 and 5: the parts of x. 6 and 7: weights.
 void use_tiles(int rows) {
   TileShapes shapes;
   for (int tile = 0; tile < 8; ++tile) {
@@ -161,7 +161,7 @@ SplitRows split_rows(const float* x, int rows, int columns, uint16_t* parts) {
   return split;
 }
 
-constexpr int kTilesAhead = 8192;  // bytes of weights that are on their way
+constexpr int kTilesAhead = 16384;  // bytes of weights that are on their way
 
 // A group's outputs for all rows. One block of rows takes the weights as they come from memory;
 // for more, the next group's come meanwhile.
