@@ -18,6 +18,7 @@ Float = Annotated[float, BeforeValidator(no_bool)]
 FinishReason = Literal["stop", "length", "abort"]
 GREEDY_BELOW = 1e-5  # temperatures under it mean greedy, as in vLLM
 SEED_LIMIT = 1 << 63
+MOST_PRIORITY = 1_000_000
 T = TypeVar("T")
 
 
@@ -59,6 +60,8 @@ class SamplingParams(BaseModel):
     num_draft_tokens: Annotated[Int, Field(ge=0)] | None = None
     """Most drafted tokens a round for this request; 0: no speculation; None: the engine's."""
 
+    priority: Annotated[Int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] = 0
+    """Lower ones are served first; equal ones as they come."""
     timeout: Annotated[Float, Field(gt=0, le=1e6)] | None = None
     """Most seconds from arrival to the end; None: as long as it takes."""
 

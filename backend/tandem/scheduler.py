@@ -1,14 +1,15 @@
 """Continuous batching: who takes part in the next step, with how many tokens.
 
-First come, first served. Decoding requests come first, each with one token and its lookahead
-slots; prefill chunks fill the rest of the token budget. When blocks run out, the latest arrival
-is preempted: it loses its KV and goes back to the head of the queue with all its tokens.
+In the order of priority, and of equals first come, first served. Decoding requests come first,
+each with one token and its lookahead slots; prefill chunks fill the rest of the token budget. When
+blocks run out, the last in that order is preempted: it loses its KV and goes back to its place in
+the queue with all its tokens. Nobody who runs is preempted for somebody who waits.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
+from bisect import insort
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -53,8 +54,9 @@ class Scheduler:
         self.config = config
         self.blocks = blocks
         self.meters = meters
-        self.waiting: deque[Request] = deque()
+        self.waiting: list[Request] = []
         self.running: list[Request] = []
+        """Both in the order in which requests are served (`_rank`)."""
         self.num_preemptions = 0
         self._steps = 0
 
@@ -65,7 +67,7 @@ class Scheduler:
                 f"{len(self.waiting)} requests are waiting, the most that max_queue_size allows: "
                 "try again later."
             )
-        self.waiting.append(request)
+        insort(self.waiting, request, key=_rank)
 
     def remove(self, request: Request) -> None:
         """Takes a finished or aborted request out and frees its blocks."""
@@ -153,7 +155,7 @@ class Scheduler:
             if not self.blocks.reserve(request, len(request.tokens)):
                 self.blocks.release(request)
                 break
-            self.running.append(self.waiting.popleft())
+            insort(self.running, self.waiting.pop(0), key=_rank)
             self._count_admission(request)
             prefills.append(Prefill(request, length))
             budget -= length
@@ -168,13 +170,18 @@ class Scheduler:
             self.meters.count(PREFIX_HITS, request.computed)
 
     def _preempt_until_fits(self, request: Request) -> None:
-        """Frees blocks, latest arrival first, until `request` has its slot or is out itself."""
+        """Frees blocks, last in order first, until `request` has its slot or is out itself."""
         while not self.blocks.reserve(request, len(request.tokens)):
             victim = self.running.pop()
             self.blocks.release(victim)
             victim.preemptions += 1
             self.num_preemptions += 1
             self.meters.count(PREEMPTIONS)
-            self.waiting.appendleft(victim)
+            insort(self.waiting, victim, key=_rank)
             if victim is request:
                 return
+
+
+def _rank(request: Request) -> tuple[int, float]:
+    """The least is served first."""
+    return request.params.priority, request.arrival

@@ -28,6 +28,7 @@ class GenerationParams:
     bad_words: Sequence[str] | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
+    priority: int | None = None  # lower ones are served first
     # The longest draft a verification round may hold; 0 turns speculation off. Not a sampling
     # parameter: it travels as an input of its own.
     num_draft_tokens: int | None = None

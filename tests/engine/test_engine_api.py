@@ -58,6 +58,17 @@ def test_preempted_requests_do_not_count_against_the_queue(engine):
     assert one.stats().preemptions > 0
 
 
+def test_priorities_decide_who_of_those_waiting_is_begun(engine):
+    one = engine(max_num_seqs=1)
+    params = [SamplingParams(max_tokens=3, priority=priority) for priority in (5, 0, -5, 0)]
+    for name, prompt, single in zip("abcd", PROMPTS, params, strict=True):
+        one.add_request(prompt, single, name)
+    ended = []
+    while not one.idle:
+        ended += [output.request_id for output in one.step() if output.finished]
+    assert "".join(ended) == "cbda"
+
+
 def test_default_parameters_are_used_where_none_are_given(engine):
     (output,) = engine().generate("t1")
     assert len(output.token_ids) == 16

@@ -69,7 +69,7 @@ def test_prompts_share_the_budget_in_the_order_of_arrival():
     scheduler = make_scheduler()
     first, second, third = queue(scheduler, 10, 10, 3)
     assert scheduler.schedule().prefills == [Prefill(first, 10), Prefill(second, 6)]
-    assert list(scheduler.waiting) == [third]
+    assert scheduler.waiting == [third]
 
 
 def test_a_long_prompt_is_computed_in_chunks_and_only_the_last_yields_a_token():
@@ -99,6 +99,22 @@ def test_no_more_than_max_num_seqs_run():
     scheduler.remove(first)
     scheduler.schedule()
     assert scheduler.running == [second, third]
+
+
+def test_lower_priorities_are_served_first_and_equal_ones_as_they_come():
+    scheduler = make_scheduler()
+    (late,) = queue(scheduler, 2, priority=5)
+    first, second = queue(scheduler, 2, 2)
+    (urgent,) = queue(scheduler, 12, priority=-5)
+    assert scheduler.waiting == [urgent, first, second, late]
+    assert [chunk.request for chunk in scheduler.schedule().prefills] == [urgent, first, second]
+
+
+def test_who_runs_goes_on_though_somebody_more_important_waits():
+    scheduler = make_scheduler(max_num_seqs=1)
+    (running,) = decoding(scheduler, 2, priority=9)
+    queue(scheduler, 2, priority=-9)
+    assert scheduler.schedule() == ([Decode(running, 3)], [])
 
 
 def test_a_prompt_that_does_not_fit_holds_up_those_behind_it():
@@ -151,6 +167,20 @@ def test_the_latest_arrival_gives_way_and_returns_to_the_head_of_the_queue():
     assert second.tokens[: len(text)] == text
     assert (second.blocks, second.computed, second.preemptions) == ([], 0, 1)
     assert scheduler.num_preemptions == 1
+
+
+def test_the_least_important_gives_way_and_returns_to_its_place():
+    scheduler = make_scheduler(num_blocks=6, speculative_method="none")
+    (idle,) = decoding(scheduler, 4, priority=1)
+    (busy,) = decoding(scheduler, 4)
+    (later,) = queue(scheduler, 1, priority=2)
+    (urgent,) = queue(scheduler, 9, priority=-1)
+    for _ in range(3):
+        plan = scheduler.schedule()
+        play(plan)
+    assert plan.decodes == [Decode(busy, 0)]
+    assert scheduler.waiting == [urgent, idle, later]
+    assert (idle.preemptions, busy.preemptions) == (1, 0)
 
 
 def test_lookahead_is_given_up_before_anyone_is_preempted():
@@ -227,13 +257,25 @@ def check(scheduler: Scheduler, plan: StepPlan, arrival: dict[Request, int]) -> 
     for request, length in plan.prefills:
         assert len(request.blocks) * blocks.block_size >= request.computed + length
         assert request.computed + length <= len(request.tokens)
-    order = [arrival[request] for request in (*scheduler.running, *scheduler.waiting)]
-    assert order == sorted(order), "someone overtook"
+    check_order(scheduler, arrival)
     blocks.check_integrity(idle=scheduler.idle)
+
+
+def check_order(scheduler: Scheduler, arrival: dict[Request, int]) -> None:
+    """Nobody overtakes an equal, and only among those who run may somebody less important be
+    ahead."""
+    for requests in (scheduler.running, scheduler.waiting):
+        ranks = [(request.params.priority, arrival[request]) for request in requests]
+        assert ranks == sorted(ranks), "someone overtook"
+    both = [*scheduler.running, *scheduler.waiting]
+    for priority in {request.params.priority for request in both}:
+        equals = [arrival[request] for request in both if request.params.priority == priority]
+        assert equals == sorted(equals), "someone overtook"
 
 
 @settings(max_examples=100)
 @given(
+    priorities=st.sampled_from([[0], [-1, 0, 1]]),
     lengths=st.lists(st.tuples(st.integers(1, 24), st.integers(1, 12)), min_size=1, max_size=9),
     num_blocks=st.integers(18, 40),
     max_num_seqs=st.integers(1, 6),
@@ -241,11 +283,15 @@ def check(scheduler: Scheduler, plan: StepPlan, arrival: dict[Request, int]) -> 
     chance=st.randoms(use_true_random=False),
 )
 def test_every_request_gets_all_its_tokens_whatever_happens(
-    lengths, num_blocks, max_num_seqs, caching, chance: random.Random
+    priorities, lengths, num_blocks, max_num_seqs, caching, chance: random.Random
 ):
     scheduler = make_scheduler(num_blocks, caching, max_num_seqs=max_num_seqs)
     requests = [
-        make_request([chance.randrange(2) for _ in range(n)], max_total=n + more)
+        make_request(
+            [chance.randrange(2) for _ in range(n)],
+            max_total=n + more,
+            priority=chance.choice(priorities),
+        )
         for n, more in lengths
     ]
     arrival = {request: index for index, request in enumerate(requests)}

@@ -109,6 +109,33 @@ def test_counts_are_there_when_a_stop_string_ends_it(service):
     assert stats.rounds
 
 
+def test_priorities_decide_who_of_those_waiting_is_begun():
+    ended = []
+
+    class Named(Answer):
+        def __init__(self, name):
+            super().__init__()
+            self.name = name
+
+        def on_output(self, output):
+            if output.finished:
+                ended.append(self.name)
+            super().on_output(output)
+
+    one = EngineService(vllm_config(max_num_seqs=1))
+    try:
+        answers = [submit(one, PROMPTS[0], LONG)]
+        assert answers[0].begun.wait(60)
+        for priority in (5, 0, -5):
+            answers.append(Named(priority))
+            params = GREEDY.model_copy(update={"priority": priority, "max_tokens": 4})
+            one.submit(PROMPTS[0], params, answers[-1])
+        assert [answer.wait().errors for answer in answers] == [[]] * 4
+        assert ended == [-5, 0, 5]
+    finally:
+        one.stop()
+
+
 @pytest.mark.parametrize("victim", ["engine", "core"])
 def test_what_is_killed_is_said_and_repaired_and_leaves_nothing(service, victim):
     before = family(service)

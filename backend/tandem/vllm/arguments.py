@@ -45,6 +45,7 @@ def engine_arguments(config: EngineConfig, on_cpu: bool) -> dict[str, Any]:
         "generation_config": "vllm",  # requests alone say how they are sampled
         "per_request_spec_decode_metrics": "summary",
         "disable_log_stats": True,
+        "scheduling_policy": "priority",  # without priorities: first come, first served
         "speculative_config": _speculative(config),
     }
     if on_cpu and config.dtype == "auto" and not computes_in("bfloat16"):

@@ -153,6 +153,7 @@ class VllmEngine:
                 tokens_input(list(request.tokens)),
                 VllmParams(**sampling_arguments(request)),
                 supported_tasks=self._tasks,
+                priority=request.params.priority,
             )
         except Exception as error:  # its checks raise types of their own
             raise InvalidRequestError(f"vLLM refuses it: {first_sentence(error)}") from None
