@@ -89,7 +89,7 @@ def build(config: EngineConfig) -> Parts:
     sampler = Sampler(config.seed, placement.devices[0])
     meters = Meters()
     return Parts(
-        limits=Limits(model.vocab_size, model.eos_ids, max_model_len),
+        limits=Limits(model.vocab_size, model.eos_ids, max_model_len, config.methods),
         tokenizer=tokenizer,
         world=world,
         target=runners[0],

@@ -11,10 +11,18 @@ from tandem.request import SamplingParams
 class Limits:
     """What a request may ask of this model."""
 
-    def __init__(self, vocab_size: int, eos_ids: Iterable[int], max_model_len: int) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        eos_ids: Iterable[int],
+        max_model_len: int,
+        methods: Sequence[str] = (),
+    ) -> None:
+        """methods: those of speculation that were loaded."""
         self.vocab_size = vocab_size
         self.eos_ids = frozenset(token for token in eos_ids if 0 <= token < vocab_size)
         self.max_model_len = max_model_len
+        self.methods = tuple(dict.fromkeys([*methods, "none"]))
 
     def check(self, tokens: Sequence[int], params: SamplingParams) -> None:
         """Raises `InvalidRequestError` for what this model can never serve."""
@@ -33,6 +41,12 @@ class Limits:
                     f"The token id {wrong} in {name} is outside the vocabulary of "
                     f"{self.vocab_size}: use ids of this model's tokenizer."
                 )
+
+        if params.speculative_method not in (None, *self.methods):
+            raise InvalidRequestError(
+                f"The sampling parameter 'speculative_method' is {params.speculative_method!r}, "
+                f"but this model was loaded with {', '.join(self.methods)}: name one of these."
+            )
 
     def max_total(self, num_prompt: int, params: SamplingParams) -> int:
         """Most tokens of prompt and output together."""

@@ -59,7 +59,8 @@ class SamplingParams(BaseModel):
     include_stop_str_in_output: bool = False
     num_draft_tokens: Annotated[Int, Field(ge=0)] | None = None
     """Most drafted tokens a round for this request; 0: no speculation; None: the engine's."""
-
+    speculative_method: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    """Of the methods that the model was loaded with the one that drafts; `none`: no speculation."""
     priority: Annotated[Int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] = 0
     """Lower ones are served first; equal ones as they come."""
     timeout: Annotated[Float, Field(gt=0, le=1e6)] | None = None
@@ -75,6 +76,11 @@ class SamplingParams(BaseModel):
                 f"min_tokens is {self.min_tokens} but max_tokens is {self.max_tokens}: "
                 "make the minimum no larger than the maximum."
             )
+
+    @property
+    def most_drafted(self) -> int | None:
+        """Tokens a round; None: as many as the engine drafts."""
+        return 0 if self.speculative_method == "none" else self.num_draft_tokens
 
     @cached_property
     def greedy(self) -> bool:

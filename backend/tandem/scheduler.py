@@ -130,7 +130,7 @@ class Scheduler:
         limit = self.config.speculative_disable_by_batch_size
         if limit is not None and len(self.running) >= limit:
             return 0
-        own = request.params.num_draft_tokens
+        own = request.params.most_drafted
         wanted = self.config.lookahead if own is None else min(own, self.config.lookahead)
         return max(0, min(wanted, request.max_total - len(request.tokens) - 1))
 

@@ -29,6 +29,7 @@ class GenerationParams:
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     priority: int | None = None  # lower ones are served first
+    speculative_method: str | None = None  # one of the model's methods, or "none"
     # The longest draft a verification round may hold; 0 turns speculation off. Not a sampling
     # parameter: it travels as an input of its own.
     num_draft_tokens: int | None = None

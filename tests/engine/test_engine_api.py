@@ -308,3 +308,37 @@ def test_integrity_after_preemption_aborts_and_stops(engine, good_draft):
     assert one.idle
     assert one.stats().preemptions > 0
     one.check_integrity()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "has"),
+    [
+        ({}, "none"),
+        ({"speculative_method": "ngram"}, "ngram, none"),
+        (
+            {"speculative_method": "suffix,ngram", "adaptive_speculation": True},
+            "suffix, ngram, none",
+        ),
+    ],
+)
+def test_a_method_that_was_not_loaded_is_refused_with_those_that_were(engine, parameters, has):
+    one = engine(**parameters)
+    for name in has.split(", "):
+        one.generate("t1 t2", SamplingParams(max_tokens=2, speculative_method=name))
+    for name in ("eagle3", "suffix,ngram", "NONE"):
+        with pytest.raises(InvalidRequestError) as caught:
+            one.generate("t1 t2", SamplingParams(speculative_method=name))
+        assert str(caught.value) == (
+            f"The sampling parameter 'speculative_method' is {name!r}, but this model was loaded "
+            f"with {has}: name one of these."
+        )
+
+
+def test_without_adaptation_a_request_may_still_name_none(engine, good_draft):
+    one = engine(draft_model=good_draft)
+    drafted = [
+        one.generate("t1 t2", GREEDY.model_copy(update={"speculative_method": name}))[0].stats
+        for name in ("draft_model", "none")
+    ]
+    assert drafted[0].drafted > 0
+    assert drafted[1].drafted == 0

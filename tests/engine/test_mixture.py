@@ -78,6 +78,43 @@ def test_whatever_it_decides_a_seed_decides_the_text(mixed, engine, temperature)
     assert len(lengths) == 2
 
 
+@pytest.mark.parametrize("settled", [always_pays, lambda engine: by_whim(engine, 1)])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_request_may_name_the_method_that_drafts_for_it(engine, target, drafts, settled, batch):
+    one = settled(
+        engine(
+            speculative_method="ngram,suffix,draft_model",
+            draft_model=drafts["draft_model"],
+            prompt_lookup_min=1,
+            adaptive_speculation=True,
+            max_num_seqs=batch,
+        )
+    )
+    mixture, used = one.proposer, set()
+
+    def watched(decodes, propose=mixture.propose):
+        draft = propose(decodes)
+        for (request, _), tokens in zip(decodes, draft.tokens, strict=True):
+            if tokens:
+                method = mixture._methods[mixture._requests[request].taken]
+                used.add((request.params.speculative_method, method.name))
+        return draft
+
+    mixture.propose = watched
+    methods = ["ngram", "suffix", "draft_model"]
+    expected = hf_greedy(target, PROMPTS, LENGTH)
+    for name in [*methods, "none", *methods]:
+        params = SamplingParams(temperature=0, max_tokens=LENGTH, speculative_method=name)
+        outputs = one.generate(PROMPTS, params)
+        assert [output.token_ids for output in outputs] == expected
+    together = [  # in one batch
+        SamplingParams(temperature=0, max_tokens=LENGTH, speculative_method=methods[index % 3])
+        for index in range(len(PROMPTS))
+    ]
+    assert [output.token_ids for output in one.generate(PROMPTS, together)] == expected
+    assert used == {(name, name) for name in methods}
+
+
 LONGEST = 8
 
 
@@ -139,6 +176,18 @@ def test_the_model_reads_nothing_where_lookups_do_well():
     mixture = MixtureProposer(methods, LONGEST, world.costs(), clock=world.clock)
     world.run(mixture, 1, LONGEST, 300)
     assert guesses["model"].asked < 15
+
+
+def test_a_model_that_is_tried_now_and_then_is_not_tried_for_who_named_a_lookup():
+    world = World()
+    guesses = {"model": Guess(world, 0.5, level_s=0.1), "lookup": Guess(world, 0.95)}
+    methods = [Method(name, guess, name == "lookup") for name, guess in guesses.items()]
+    mixture = MixtureProposer(methods, LONGEST, world.costs(), clock=world.clock)
+    request = make_request([1, 2], speculative_method="lookup")
+    world.run(mixture, 1, LONGEST, 2000, [request])
+    assert guesses["model"].asked == 0
+    world.run(mixture, 1, LONGEST, 2000, [make_request([1, 2])])
+    assert guesses["model"].asked > 0
 
 
 def test_reading_a_prompt_is_not_taken_for_the_time_of_a_draft():

@@ -33,6 +33,7 @@ BAD = {
     "skip_special_tokens": ["maybe", 2, None],
     "include_stop_str_in_output": ["maybe", 2, None],
     "num_draft_tokens": [-1, 1.5, *NUMBER_WORDS],
+    "speculative_method": ["", "x" * 65, 3, True, ["ngram"], {}],
     "priority": [1.5, None, 1_000_001, -1_000_001, *NUMBER_WORDS],
     "timeout": [0, -1, 1e7, *NUMBER_WORDS],
 }
@@ -58,6 +59,7 @@ GOOD = {
     "skip_special_tokens": [("false", False)],
     "include_stop_str_in_output": [("true", True)],
     "num_draft_tokens": [("0", 0), (None, None)],
+    "speculative_method": [("ngram", "ngram"), ("none", "none"), (None, None)],
     "priority": [("-3", -3), (1_000_000, 1_000_000)],
     "timeout": [("2.5", 2.5), (None, None)],
 }

@@ -43,6 +43,8 @@ BAD_SAMPLING = [
     ({"logprobs": 1_000_000}, "logprobs"),
     ({"bad_words": [1]}, "bad_words"),
     ({"ignore_eos": "perhaps"}, "ignore_eos"),
+    ({"priority": "high"}, "priority"),
+    ({"speculative_method": "telepathy"}, "was loaded with"),
 ]
 
 BAD_INPUTS = [

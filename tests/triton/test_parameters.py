@@ -96,6 +96,9 @@ def test_every_key_of_the_contract_is_accepted(urls):
         "bad_words": ["never"],
         "skip_special_tokens": True,
         "include_stop_str_in_output": False,
+        "timeout": 60,
+        "priority": -1,
+        "speculative_method": "draft_model",
     }
     assert 1 <= len(ids(urls, sampling_parameters=json.dumps(keys))) <= 4
 

@@ -39,8 +39,9 @@ def test_statistics_come_with_the_last_tokens(urls):
     assert last["acceptance_rate"] == [pytest.approx(accepted / drafted)]
 
 
-def test_without_drafts_the_statistics_are_zero(urls):
-    last = last_of(stream(urls.grpc, PROMPT, max_tokens=16, k=0))
+@pytest.mark.parametrize("keys", [{"k": 0}, {"speculative_method": "none"}], ids=str)
+def test_without_drafts_the_statistics_are_zero(urls, keys):
+    last = last_of(stream(urls.grpc, PROMPT, max_tokens=16, **keys))
     assert {name: last[name] for name in STATS} == {name: [0] for name in STATS}
 
 

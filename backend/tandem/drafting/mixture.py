@@ -7,7 +7,7 @@ How far each draft reaches is decided for the whole batch (`lengths`).
 
 What the target computes is shown to the model when it is asked to draft, not before: where lookups
 do well it costs nothing. Now and then a model that is not expected to pay is tried again, within a
-small share of the time.
+small share of the time. For a request that names one of the methods no other drafts.
 
 What is expected of a method comes from how its earlier drafts fared, and its time from earlier
 rounds: nothing that is drawn in this round decides whether it is drafted or verified.
@@ -117,7 +117,10 @@ class MixtureProposer(Proposer):
     def _known(self, request: Request) -> Known:
         known = self._requests.get(request)
         if known is None:
-            known = self._requests[request] = Known([{} for _ in self._methods])
+            names = [method.name for method in self._methods]
+            asked = request.params.speculative_method
+            only = names.index(asked) if asked in names else None
+            known = self._requests[request] = Known([{} for _ in self._methods], only)
         return known
 
     def _look_up(self, decodes: Sequence[Decode], requests: Sequence[Known]) -> None:
@@ -139,9 +142,11 @@ class MixtureProposer(Proposer):
         return choice
 
     def _compare(self, decode: Decode, known: Known) -> Choice:
-        """The choice among all methods."""
+        """The choice among all methods, or those that the request allows."""
         best: Choice | None = None
         for place, method in enumerate(self._methods):
+            if known.only not in (None, place):
+                continue
             by_model = method is self.model
             count = self._longest_by_model if by_model else len(known.found[place].tokens)
             key = place, Gains.size(count)
@@ -226,7 +231,11 @@ class MixtureProposer(Proposer):
 
     def _probed(self, decodes: Sequence[Decode], waived: Sequence[float]) -> int | None:
         """Where there is time, the request that loses least if the model is tried for it."""
-        able = [place for place, decode in enumerate(decodes) if decode.lookahead]
+        able = [
+            place
+            for place, (request, lookahead) in enumerate(decodes)
+            if lookahead and self._known(request).only in (None, len(self.lookups))
+        ]
         if not able or not self.costs.may_explore:
             return None
         return min(able, key=lambda place: (waived[place], self._unread(decodes[place].request)))

@@ -32,6 +32,8 @@ class Known:
 
     gains: list[Records]
     """What was learnt of its drafts, by method."""
+    only: int | None = None
+    """The one method that may draft for it; None: any."""
     found: list[Part] = field(default_factory=list)
     """What each lookup found for it in this round."""
     taken: int = 0

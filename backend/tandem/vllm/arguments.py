@@ -154,4 +154,4 @@ def draft_limit(params: SamplingParams) -> int | None:
     """Most drafted tokens a step. None of them where vLLM would not do what the request says:
     it draws drafted positions without regard to the seed, min_p and logit_bias."""
     drawn = not params.greedy and (params.seed is not None or params.min_p > 0)
-    return 0 if drawn or params.logit_bias else params.num_draft_tokens
+    return 0 if drawn or params.logit_bias else params.most_drafted

@@ -81,7 +81,8 @@ class VllmEngine:
         named = model.try_get_generation_config().get("eos_token_id")
         ids = named if isinstance(named, list) else [named]
         eos = {*ids, self._vllm.renderer.get_eos_token_id()} - {None}
-        return Limits(model.get_vocab_size(), frozenset(eos), model.max_model_len)
+        methods = self.config.methods
+        return Limits(model.get_vocab_size(), frozenset(eos), model.max_model_len, methods)
 
     def _wait(self, work: Coroutine[Any, Any, Result]) -> Result:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
