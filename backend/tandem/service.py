@@ -6,8 +6,8 @@ interpreter of its own, and turns a crash into an error and a restart.
 
 from __future__ import annotations
 
-import itertools
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -62,7 +62,6 @@ class EngineService:
         self._on_report = on_report
         self._lock = threading.Lock()  # over sending, the sinks and the process's exchange
         self._sinks: dict[str, Sink] = {}
-        self._ids = itertools.count()
         self._stopping = threading.Event()
         self._alive = False
         self._broken = ""  # why the engine ends, where it could still say so
@@ -80,15 +79,19 @@ class EngineService:
         """Process id of the engine."""
         return self._process.pid
 
-    def submit(self, prompt: str | list[int], params: SamplingParams, sink: Sink) -> str:
-        """Hands a request over; returns its id. Raises `EngineDeadError`."""
-        request_id = f"request-{next(self._ids)}"
+    def submit(
+        self, prompt: str | list[int], params: SamplingParams, sink: Sink, name: str = ""
+    ) -> str:
+        """Hands a request over; returns its id, which begins with the name that the client gave
+        it and stands in every line of the log about it. Raises `EngineDeadError`."""
+        request_id = f"{name or 'request'}-{secrets.token_hex(8)}"  # names need not be unique
         with self._lock:
             self._sinks[request_id] = sink
             if not self._send(Submit(request_id, prompt, params, time.monotonic())):
                 del self._sinks[request_id]
                 self._on_report(counted(FAILED, 1, "engine_lost"))
                 raise EngineDeadError("The engine is restarting after a crash: try again shortly.")
+        logger.debug("%s has arrived.", request_id)
         return request_id
 
     def abort(self, request_id: str) -> None:
@@ -194,7 +197,8 @@ class EngineService:
                 self._on_report(counted(FAILED, 1, REFUSALS.get(message.kind, "engine_lost")))
                 sink = self._take_sink(message.request_id)
                 if sink is not None:
-                    _deliver(sink.on_error, message.error())
+                    logger.debug("%s has ended: %s", message.request_id, message.reason)
+                    _deliver(message.request_id, sink.on_error, message.error())
             elif isinstance(message, Outputs):
                 for output in message.outputs:
                     if output.request_id in merged:
@@ -207,14 +211,16 @@ class EngineService:
                 continue
             if output.finished:
                 self._take_sink(request_id)
-            if not _deliver(sink.on_output, output):
+                logger.debug("%s has ended: %s.", request_id, output.finish_reason)
+            if not _deliver(request_id, sink.on_output, output):
                 self._give_up(request_id, sink)
 
     def _give_up(self, request_id: str, sink: Sink) -> None:
         """A sink that lost a part of its answer gets no more of it, but an end."""
         self._take_sink(request_id)
         self.abort(request_id)
-        _deliver(sink.on_error, TandemError("An answer could not be sent: see the log."))
+        error = TandemError("An answer could not be sent: see the log.")
+        _deliver(request_id, sink.on_error, error)
 
     def _take_sink(self, request_id: str) -> Sink | None:
         with self._lock:
@@ -222,18 +228,19 @@ class EngineService:
 
     def _fail_all(self, reason: str, outcome: str) -> None:
         with self._lock:
-            sinks, self._sinks = list(self._sinks.values()), {}
+            sinks, self._sinks = self._sinks, {}
         if sinks:
             self._on_report(counted(FAILED, len(sinks), outcome))
-        for sink in sinks:
-            _deliver(sink.on_error, EngineDeadError(reason))
+        for request_id, sink in sinks.items():
+            logger.warning("%s is lost: %s", request_id, reason)
+            _deliver(request_id, sink.on_error, EngineDeadError(reason))
 
 
-def _deliver(take: Callable[[Answer], None], answer: Answer) -> bool:
+def _deliver(request_id: str, take: Callable[[Answer], None], answer: Answer) -> bool:
     """Hands an answer over. A sink that fails harms its own request alone."""
     try:
         take(answer)
     except Exception:
-        logger.exception("An answer could not be handed over.")
+        logger.exception("%s: an answer could not be handed over.", request_id)
         return False
     return True

@@ -29,11 +29,12 @@ from tandem.metrics import FAILED, counted
 from tandem.request import RequestOutput, TokenLogprobs
 from tandem.service import EngineService
 from tandem.triton_metrics import Board, Reports, Void
-from tandem.triton_request import Ask, parse
+from tandem.triton_request import Ask, name_of, parse
 
 logger = logging.getLogger("tandem")
 
 CANCEL_POLL_S = 0.25
+NAMELESS = "A request without an id"
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 CODES = {  # names: pb_utils gets its TritonError only after this module was loaded
     InvalidRequestError: "INVALID_ARG",
@@ -66,20 +67,24 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> None:
         """Hands every request over and returns at once."""
         for request in requests:
-            sender = request.get_response_sender()
+            sender, name = request.get_response_sender(), ""
             try:
-                ask = parse(request)
-                stream = ResponseStream(sender, ask, self.active)
-                stream.begin(self.service)
+                name = name_of(request)
+                stream = ResponseStream(sender, parse(request), self.active)
+                stream.begin(self.service, name)
             except InvalidRequestError as error:
                 self.reports.put(counted(FAILED, 1, "invalid"))
-                send_error(sender, error)
+                self._refuse(sender, name, error)
             except TandemError as error:
-                send_error(sender, error)
+                self._refuse(sender, name, error)
             except Exception as error:  # a raise would end the whole batch, what is begun included
                 self.reports.put(counted(FAILED, 1, "invalid"))
-                logger.exception("A request could not be read.")
+                logger.exception("%s could not be read.", name or NAMELESS)
                 send_error(sender, TandemError(f"The request could not be read: {error}."))
+
+    def _refuse(self, sender: Any, name: str, error: TandemError) -> None:
+        logger.debug("%s is refused: %s", name or NAMELESS, error)
+        send_error(sender, error)
 
     def finalize(self) -> None:
         """Ends the engine; what is still running is answered UNAVAILABLE."""
@@ -99,9 +104,10 @@ class TritonPythonModel:
         for request_id, stream in self.active.copy().items():
             try:
                 if stream.cancelled():
+                    logger.debug("%s is cancelled.", request_id)
                     self.service.abort(request_id)
             except Exception:  # the others' cancels must still be noticed
-                logger.exception("Whether %s was cancelled cannot be told.", request_id)
+                logger.exception("%s: whether it was cancelled cannot be told.", request_id)
 
 
 class ResponseStream:
@@ -117,9 +123,9 @@ class ResponseStream:
         self.noticed = False
         self.pending: RequestOutput | None = None
 
-    def begin(self, service: EngineService) -> None:
+    def begin(self, service: EngineService, name: str) -> None:
         """Submits the request. Its answers may arrive before this returns."""
-        self.request_id = service.submit(self.ask.prompt, self.ask.params, self)
+        self.request_id = service.submit(self.ask.prompt, self.ask.params, self, name)
         self.active[self.request_id] = self
         if self.over:
             self.active.pop(self.request_id, None)
@@ -215,6 +221,8 @@ def output_tensors(output: RequestOutput, ask: Ask) -> list[Any]:
         tensors.append(_numbers("num_output_tokens", [len(output.token_ids)], np.uint32))
     if "return_output_ids" in wanted:
         tensors.append(_numbers("output_ids", output.token_ids, np.int32))
+    if "return_request_id" in wanted:
+        tensors.append(_strings("request_id", output.request_id))
     if "return_speculation_stats" in wanted:
         tensors += _speculation_tensors(output, "return_output_ids" in wanted)
     return tensors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +20,12 @@ FLAGS = (
     "return_num_output_tokens",
     "return_speculation_stats",
     "return_output_ids",
+    "return_request_id",
 )
-INTERNAL_PREFIX = "triton_"  # parameters that Triton's own front ends add
+# Parameters that Triton's own front ends add: `id` is the request's, which `generate` repeats.
+INTERNAL_PREFIX = "triton_"
+INTERNAL = ("id",)
+LONGEST_NAME = 64
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,13 @@ def parse(request: Any) -> Ask:
     return Ask(prompt, _params(request, wanted), stream, prepend, wanted)
 
 
+def name_of(request: Any) -> str:
+    """The id that a client gave its request, fit for a line of the log; empty: none. Raises
+    `InvalidRequestError`."""
+    name = _decoded(request.request_id, "request's id")
+    return "".join(c if c.isprintable() else "?" for c in name[:LONGEST_NAME])
+
+
 def _prompt(request: Any) -> str | list[int]:
     text, ids = _tensor(request, "text_input"), _tensor(request, "input_ids")
     if (text is None) == (ids is None):
@@ -82,8 +94,12 @@ def _sampling_values(request: Any) -> dict[str, Any]:
     """The tensor's JSON; without the tensor, the request's parameters."""
     tensor = _tensor(request, "sampling_parameters")
     if tensor is None:
-        given = json.loads(request.parameters() or "{}")
-        return {k: v for k, v in given.items() if not k.startswith(INTERNAL_PREFIX)}
+        given = json.loads(_decoded(request.parameters, "request's parameters") or "{}")
+        return {
+            key: value
+            for key, value in given.items()
+            if key not in INTERNAL and not key.startswith(INTERNAL_PREFIX)
+        }
     text = _text(tensor, "sampling_parameters")
     try:
         values = json.loads(text) if text.strip() else {}
@@ -118,11 +134,14 @@ def _flag(request: Any, name: str) -> bool | None:
 
 def _text(values: Any, name: str) -> str:
     raw = _one(values, name)
-    if isinstance(raw, str):
-        return raw
+    return raw if isinstance(raw, str) else _decoded(lambda: str(raw, "utf-8"), f"input {name!r}")
+
+
+def _decoded(read: Callable[[], str], what: str) -> str:
+    """What Triton hands over may be any bytes."""
     try:
-        return str(raw, "utf-8")
+        return read()
     except UnicodeDecodeError as error:
         raise InvalidRequestError(
-            f"The input {name!r} is not UTF-8 (byte {error.start}): encode the text as UTF-8."
+            f"The {what} is not UTF-8 (byte {error.start}): encode the text as UTF-8."
         ) from None

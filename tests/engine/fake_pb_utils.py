@@ -63,18 +63,27 @@ class Sender:
 @dataclass
 class Request:
     inputs: dict[str, Any]
-    own_parameters: str = "{}"
+    own_parameters: str | bytes = "{}"
     own_timeout: int = 0
+    own_id: str | bytes = ""
     sender: Sender = field(default_factory=Sender)
 
     def get_response_sender(self) -> Sender:
         return self.sender
 
+    def request_id(self) -> str:
+        return _as_text(self.own_id)
+
     def timeout(self) -> int:
         return self.own_timeout
 
     def parameters(self) -> str:
-        return self.own_parameters
+        return _as_text(self.own_parameters)
+
+
+def _as_text(value: str | bytes) -> str:
+    """As Triton's binding does, which raises where the bytes are no UTF-8."""
+    return value if isinstance(value, str) else value.decode()
 
 
 class TritonModelException(Exception):

@@ -123,6 +123,32 @@ def test_sending_does_not_wait_for_long_prompts_to_be_read(shared):
     assert sent - begun < time.monotonic() - sent
 
 
+def test_every_line_of_the_log_about_a_request_names_it(target, caplog, monkeypatch):
+    monkeypatch.setattr(service, "FIRST_PAUSE_S", WAIT_S)
+    caplog.set_level("DEBUG", "tandem")
+    one = EngineService(config_of(target))
+    prompts = {"fine": "t1 t2 t3", "refused": "t4 " * 300, "lost": "t5 t6"}
+    answers = {name: Answer() for name in prompts}
+    ids = {}
+    for name, prompt in prompts.items():
+        params = LONG if name == "lost" else SHORT
+        ids[name] = one.submit(prompt, params, answers[name], name)
+        ends = answers[name].begun if name == "lost" else answers[name].over
+        assert ends.wait(WAIT_S)
+    os.kill(one.pid, signal.SIGKILL)
+    answers["lost"].wait()
+    one.stop()
+    lines = [record.getMessage() for record in caplog.records]
+    for name, end in (("fine", "has ended: length."), ("refused", "has ended: The prompt has")):
+        first, second = [line for line in lines if ids[name] in line]
+        assert first == f"{ids[name]} has arrived."
+        assert second.startswith(f"{ids[name]} {end}")
+    assert any(line.startswith(f"{ids['lost']} is lost: ") for line in lines)
+    about_the_engine = [line for line in lines if not any(i in line for i in ids.values())]
+    assert all("engine" in line for line in about_the_engine)
+    assert not any(prompt[:5] in line for line in lines for prompt in prompts.values())
+
+
 # -- deadlines ---------------------------------------------------------------------------------
 
 

@@ -22,14 +22,15 @@ class FakeService:
 
     def __init__(self):
         self.sinks, self.asked, self.aborted = {}, [], []
-        self.refusal = None
+        self.refusal, self.names = None, []
 
-    def submit(self, prompt, params, sink):
+    def submit(self, prompt, params, sink, name):
         if self.refusal:
             raise self.refusal
         request_id = f"request-{len(self.sinks)}"
         self.sinks[request_id] = sink
         self.asked.append((prompt, params))
+        self.names.append(name)
         return request_id
 
     def abort(self, request_id):
@@ -54,6 +55,42 @@ def test_tritons_own_timeout_counts(model):
     ours = {"text_input": "a", "sampling_parameters": '{"timeout": 1}'}
     model.execute([Request(ours, own_timeout=2_500_000)])
     assert [params.timeout for _, params in model.service.asked] == [2.5, 1]
+
+
+def test_a_request_keeps_the_name_its_client_gave_it_as_far_as_a_line_can_hold(model):
+    ids = ["", "order 7", "caf\u00e9", "a\nb\x1b[2J\u2028c", "x" * 100]
+    # Triton's generate repeats the id among the request's parameters.
+    model.execute([Request({"text_input": "a"}, f'{{"id": "{len(i)}"}}', own_id=i) for i in ids])
+    assert model.service.names == ["", "order 7", "caf\u00e9", "a?b?[2J?c", "x" * 64]
+
+
+@pytest.mark.parametrize("part", ["own_id", "own_parameters"])
+def test_what_is_not_utf8_is_refused_in_a_sentence(part, model, caplog):
+    request = Request({"text_input": "a"}, **{part: b'{"\xff": 1}'})
+    model.execute([request])
+    (response,) = request.sender.sent
+    assert response.error.code == TritonError.INVALID_ARG
+    assert "is not UTF-8 (byte 2)" in str(response.error)
+    assert not caplog.records
+
+
+def test_what_is_refused_is_logged_by_name_and_without_the_prompt(model, caplog):
+    caplog.set_level("DEBUG", "tandem")
+    bad = {"text_input": "secret", "sampling_parameters": '{"max_tokens": 0}'}
+    model.execute([Request(bad, own_id="order\n7"), Request(bad)])
+    model.execute([Request({"text_input": "secret"}, "not JSON", own_id="order 8")])
+    first, second, third = [record.getMessage() for record in caplog.records]
+    assert first.startswith("order?7 is refused: The sampling parameter 'max_tokens'")
+    assert second.startswith("A request without an id is refused: The sampling")
+    assert third == "order 8 could not be read."
+    assert "secret" not in caplog.text
+
+
+def test_the_id_is_told_to_who_asks(model):
+    sender = ask(model, text_input="a", return_request_id=True)
+    output = RequestOutput("request-0", text="x", token_ids=[1], finish_reason="stop")
+    model.service.sinks["request-0"].on_output(output)
+    assert sender.sent[0].values("request_id") == [b"request-0"]
 
 
 BAD = {

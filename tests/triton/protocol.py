@@ -61,6 +61,7 @@ def responses(
     inputs: Mapping[str, Any],
     parameters: Mapping[str, Any] | None = None,
     model: str = MODEL,
+    request_id: str = "",
 ) -> Iterator[Response]:
     """All responses to one request, the final one last; leaving early cancels it."""
     arrived: queue.Queue[tuple[InferResult | None, InferenceServerException | None]] = queue.Queue()
@@ -71,6 +72,7 @@ def responses(
             model,
             tensors(inputs),
             parameters=dict(parameters or {}),
+            request_id=request_id,
             enable_empty_final_response=True,
         )
         final = False

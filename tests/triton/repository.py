@@ -9,7 +9,7 @@ MODEL_REPOSITORY = Path(__file__).parents[2] / "model_repository"
 WARM_UP_PROMPT = b"import os\n"
 
 # One request runs, one waits: what a client that leaves gives free is seen at once.
-SMALL = STEADY | {"max_num_seqs": "1", "max_queue_size": "1"}
+SMALL = STEADY | {"max_num_seqs": "1", "max_queue_size": "1", "log_level": "debug"}
 
 WARM_UP = """
 model_warmup {
