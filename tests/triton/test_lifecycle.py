@@ -12,6 +12,7 @@ from tritonclient.utils import InferenceServerException
 from tandem_client import GrpcClient, TandemError, Unavailable
 from tests.triton.conftest import PROMPT
 from tests.triton.protocol import WAIT, Refused, joined, responses, sampling, stream, text_of
+from tests.triton.repository import MODEL_REPOSITORY
 
 
 @pytest.fixture
@@ -70,13 +71,57 @@ def test_unload_and_load(control, small, small_server, greedy_text):
         assert client.generate(PROMPT, max_tokens=64, temperature=0.0).text == greedy_text
 
 
-def test_a_reload_changes_the_parameters(control, small, changed):
-    control.load_model("tandem", config=changed(num_speculative_tokens="1"))
-    answer = stream(small.grpc, PROMPT, max_tokens=24)
-    assert joined(answer, "total_draft_tokens")[0] <= joined(answer, "num_rounds")[0]
+EAGLE3 = {
+    "speculative_method": "eagle3",
+    "draft_model": str(MODEL_REPOSITORY / "tandem" / "1" / "eagle3"),
+    "num_speculative_tokens": "1",
+}
+
+
+def test_a_reload_swaps_draft_method_and_length_under_running_requests(control, small, changed):
+    """Two clients that send one request after the other: whenever the new model takes over, one
+    request runs and one waits. Each gets its whole text, from the old model or from the new one."""
+    expected = text_of(stream(small.grpc, PROMPT, max_tokens=100))
+    over, answers, failed = threading.Event(), [], []
+
+    def ask_on():
+        while not over.is_set():
+            try:
+                answers.append(stream(small.grpc, PROMPT, max_tokens=100))
+            except Refused as error:
+                failed.append(error)
+
+    clients = [threading.Thread(target=ask_on) for _ in range(2)]
+    for client in clients:
+        client.start()
+    wait_until(lambda: answers)
+    control.load_model("tandem", config=changed(**EAGLE3))
+    over.set()
+    for client in clients:
+        client.join(WAIT)
+    answers.append(stream(small.grpc, PROMPT, max_tokens=100, speculative_method="eagle3"))
+    assert not failed
+    assert [text_of(answer) for answer in answers] == [expected] * len(answers)
+    assert mean_draft(answers[0]) > 1
+    assert mean_draft(answers[-1]) == 1
+    with pytest.raises(Refused, match="was loaded with eagle3, none"):
+        stream(small.grpc, PROMPT, speculative_method="draft_model")
     control.load_model("tandem", config=changed())
-    answer = stream(small.grpc, PROMPT, max_tokens=24)
-    assert joined(answer, "total_draft_tokens")[0] > joined(answer, "num_rounds")[0]
+    assert mean_draft(stream(small.grpc, PROMPT, speculative_method="draft_model")) > 1
+
+
+def mean_draft(answer):
+    """Tokens drafted a round, over a stream."""
+    [drafted], [rounds] = joined(answer, "total_draft_tokens"), joined(answer, "num_rounds")
+    return drafted / rounds
+
+
+def wait_until(condition):
+    """Waits for what threads are about to do."""
+    limit = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.05)
 
 
 def test_a_bad_configuration_is_named_and_the_model_goes_on(control, small, changed):
