@@ -113,6 +113,8 @@ class EngineConfig(BaseModel):
     """Most requests waiting for a place; one more is refused."""
     queue_timeout: Annotated[float, BeforeValidator(no_bool), Field(gt=0, le=1e6)] | None = None
     """Most seconds that a request waits before it is begun; None: as long as it takes."""
+    max_prompt_bytes: Annotated[ByteSize, BeforeValidator(no_bool), Field(gt=0)] = ByteSize(1 << 20)
+    """Most bytes of a prompt that is sent to Triton, and of the parameters beside it."""
     kv_cache_memory: Annotated[ByteSize, BeforeValidator(no_bool), Field(gt=0)] | None = None
     """Bytes for both KV caches, as in `512MiB`; None: sized from the device's free memory."""
     gpu_memory_utilization: Annotated[float, BeforeValidator(no_bool), Field(gt=0, le=1)] = 0.9

@@ -19,6 +19,12 @@ FinishReason = Literal["stop", "length", "abort"]
 GREEDY_BELOW = 1e-5  # temperatures under it mean greedy, as in vLLM
 SEED_LIMIT = 1 << 63
 MOST_PRIORITY = 1_000_000
+# So that one request does not cost all others, who share its steps, much of their time.
+MOST_STOPS = 32
+LONGEST_STOP = 256  # characters
+MOST_BAD_WORDS = 128
+LONGEST_BAD_WORD = 128  # characters
+MOST_TOKEN_IDS = 1024
 T = TypeVar("T")
 
 
@@ -45,16 +51,28 @@ class SamplingParams(BaseModel):
     min_p: Annotated[Float, Field(ge=0, le=1)] = 0.0
     seed: Annotated[Int, Field(ge=-SEED_LIMIT, lt=SEED_LIMIT)] | None = None
     """With a seed the text is a function of prompt, parameters and seed alone."""
-    stop: Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_as_list)] = []
-    stop_token_ids: list[Annotated[Int, Field(ge=0)]] = []
+    stop: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]],
+        Field(max_length=MOST_STOPS),
+        BeforeValidator(_as_list),
+    ] = []
+    stop_token_ids: Annotated[
+        list[Annotated[Int, Field(ge=0)]], Field(max_length=MOST_TOKEN_IDS)
+    ] = []
     ignore_eos: bool = False
     presence_penalty: Annotated[Float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[Float, Field(ge=-2, le=2)] = 0.0
     repetition_penalty: Annotated[Float, Field(gt=0, le=100)] = 1.0
-    logit_bias: dict[Annotated[Int, Field(ge=0)], Annotated[Float, Field(ge=-100, le=100)]] = {}
+    logit_bias: Annotated[
+        dict[Annotated[Int, Field(ge=0)], Annotated[Float, Field(ge=-100, le=100)]],
+        Field(max_length=MOST_TOKEN_IDS),
+    ] = {}
     logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
     n: Annotated[Int, Field(ge=1, le=1)] = 1
-    bad_words: list[Annotated[str, Field(min_length=1)]] = []
+    bad_words: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=LONGEST_BAD_WORD)]],
+        Field(max_length=MOST_BAD_WORDS),
+    ] = []
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     num_draft_tokens: Annotated[Int, Field(ge=0)] | None = None

@@ -52,6 +52,7 @@ class TritonPythonModel:
         locale.setlocale(locale.LC_ALL, "C.UTF-8")  # the stub's own is ASCII
         config = engine_config(args)
         logging.basicConfig(level=config.log_level.upper(), format="tandem: %(message)s")
+        self.max_prompt_bytes = config.max_prompt_bytes
         self.reports: Reports = queue.SimpleQueue()
         self.service = EngineService(config, on_report=self.reports.put)
         self.board = open_board(args, self.reports)
@@ -70,7 +71,7 @@ class TritonPythonModel:
             sender, name = request.get_response_sender(), ""
             try:
                 name = name_of(request)
-                stream = ResponseStream(sender, parse(request), self.active)
+                stream = ResponseStream(sender, parse(request, self.max_prompt_bytes), self.active)
                 stream.begin(self.service, name)
             except InvalidRequestError as error:
                 self.reports.put(counted(FAILED, 1, "invalid"))

@@ -41,11 +41,12 @@ class Ask:
     """The `return_…` flags that are set."""
 
 
-def parse(request: Any) -> Ask:
-    """Reads one request. Raises `InvalidRequestError`, one sentence."""
+def parse(request: Any, max_bytes: int) -> Ask:
+    """Reads one request of which no part is larger than that. Raises `InvalidRequestError`, one
+    sentence."""
     if _tensor(request, "image") is not None:
         raise InvalidRequestError("This model reads text only: leave out the input 'image'.")
-    prompt = _prompt(request)
+    prompt = _prompt(request, max_bytes)
     stream = _flag(request, "stream") or False
     exclude = _flag(request, "exclude_input_in_output")
     if stream and exclude is False:
@@ -55,7 +56,7 @@ def parse(request: Any) -> Ask:
         )
     wanted = frozenset(flag for flag in FLAGS if _flag(request, flag))
     prepend = prompt if isinstance(prompt, str) and not stream and not exclude else ""
-    return Ask(prompt, _params(request, wanted), stream, prepend, wanted)
+    return Ask(prompt, _params(request, wanted, max_bytes), stream, prepend, wanted)
 
 
 def name_of(request: Any) -> str:
@@ -65,20 +66,21 @@ def name_of(request: Any) -> str:
     return "".join(c if c.isprintable() else "?" for c in name[:LONGEST_NAME])
 
 
-def _prompt(request: Any) -> str | list[int]:
+def _prompt(request: Any, max_bytes: int) -> str | list[int]:
     text, ids = _tensor(request, "text_input"), _tensor(request, "input_ids")
     if (text is None) == (ids is None):
         raise InvalidRequestError("Send the prompt as 'text_input' or as 'input_ids', one of them.")
     if ids is not None:
+        _check_size(ids.nbytes, "input 'input_ids'", max_bytes)
         return [int(token) for token in ids.reshape(-1)]
-    prompt = _text(text, "text_input")
+    prompt = _text(text, "text_input", max_bytes)
     if not prompt:
         raise InvalidRequestError("The input 'text_input' is empty: send a prompt.")
     return prompt
 
 
-def _params(request: Any, wanted: frozenset[str]) -> SamplingParams:
-    values = _sampling_values(request)
+def _params(request: Any, wanted: frozenset[str], max_bytes: int) -> SamplingParams:
+    values = _sampling_values(request, max_bytes)
     if request.timeout():  # Triton's own, in microseconds
         values.setdefault("timeout", request.timeout() / 1e6)
     draft = _tensor(request, "num_draft_tokens")
@@ -90,17 +92,19 @@ def _params(request: Any, wanted: frozenset[str]) -> SamplingParams:
     return SamplingParams(**values)
 
 
-def _sampling_values(request: Any) -> dict[str, Any]:
+def _sampling_values(request: Any, max_bytes: int) -> dict[str, Any]:
     """The tensor's JSON; without the tensor, the request's parameters."""
     tensor = _tensor(request, "sampling_parameters")
     if tensor is None:
-        given = json.loads(_decoded(request.parameters, "request's parameters") or "{}")
+        written = _decoded(request.parameters, "JSON of the request's parameters")
+        _check_size(len(written), "JSON of the request's parameters", max_bytes)
+        given = json.loads(written or "{}")
         return {
             key: value
             for key, value in given.items()
             if key not in INTERNAL and not key.startswith(INTERNAL_PREFIX)
         }
-    text = _text(tensor, "sampling_parameters")
+    text = _text(tensor, "sampling_parameters", max_bytes)
     try:
         values = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError) as error:  # not all of json's errors are its own
@@ -132,8 +136,17 @@ def _flag(request: Any, name: str) -> bool | None:
     return None if values is None else bool(_one(values, name))
 
 
-def _text(values: Any, name: str) -> str:
+def _check_size(size: int, what: str, most: int) -> None:
+    """Before it is read: reading takes time that others wait for."""
+    if size > most:
+        raise InvalidRequestError(
+            f"The {what} has {size} bytes, but max_prompt_bytes is {most}: send fewer."
+        )
+
+
+def _text(values: Any, name: str, max_bytes: int) -> str:
     raw = _one(values, name)
+    _check_size(len(raw), f"input {name!r}", max_bytes)
     return raw if isinstance(raw, str) else _decoded(lambda: str(raw, "utf-8"), f"input {name!r}")
 
 

@@ -28,7 +28,7 @@ PARAMS = st.fixed_dictionaries(
         "repetition_penalty": st.sampled_from([1e-300, 1e-3, 100.0]),
         "logit_bias": st.sampled_from([{0: 100}, dict.fromkeys(range(96), -100), {95: -100}]),
         "logprobs": st.sampled_from([0, 20]),
-        "stop": st.sampled_from([" ", "t", [" t1"] * 50]),
+        "stop": st.sampled_from([" ", "t", [" t1"] * 32]),
         "stop_token_ids": st.sampled_from([[0], list(range(96))]),
         "bad_words": st.sampled_from([["t1"], [" "], ["t1 t2 t3"], ["no such word"]]),
         "num_draft_tokens": st.sampled_from([0, 1, HUGE]),

@@ -11,6 +11,8 @@ from tandem.errors import InvalidRequestError
 
 NAN, INF = float("nan"), float("inf")
 NUMBER_WORDS = ["many", "", NAN, INF, "nan", [1], {}, True, False, "true"]
+MANY = dict.fromkeys(range(1025), 1.0)
+MOST = dict.fromkeys(range(1024), 1.0)
 
 BAD = {
     "max_tokens": [0, -1, 1.5, "0", *NUMBER_WORDS],
@@ -20,16 +22,16 @@ BAD = {
     "top_k": [-2, 1.5, None, *NUMBER_WORDS],
     "min_p": [-0.1, 1.1, None, *NUMBER_WORDS],
     "seed": [1 << 63, -(1 << 63) - 1, 0.5, *NUMBER_WORDS],
-    "stop": ["", [""], 3, [3], [None], {"a": 1}, "\ud800", True],
-    "stop_token_ids": [-1, [-1], 3, ["x"], [1.5], [True], "3"],
+    "stop": ["", [""], 3, [3], [None], {"a": 1}, "\ud800", True, ["a"] * 33, "a" * 257],
+    "stop_token_ids": [-1, [-1], 3, ["x"], [1.5], [True], "3", [1] * 1025],
     "ignore_eos": ["maybe", 2, 0.5, None, []],
     "presence_penalty": [-2.1, 2.1, None, *NUMBER_WORDS],
     "frequency_penalty": [-2.1, 2.1, None, *NUMBER_WORDS],
     "repetition_penalty": [0, -1, 101, None, *NUMBER_WORDS],
-    "logit_bias": [[1], 3, "x", {"x": 1}, {-1: 1}, {1: 101}, {1: NAN}, {1: True}, {True: 1}],
+    "logit_bias": [[1], 3, "x", {"x": 1}, {-1: 1}, {1: 101}, {1: NAN}, {1: True}, {True: 1}, MANY],
     "logprobs": [-1, 21, 1.5, *NUMBER_WORDS],
     "n": [0, 2, None, *NUMBER_WORDS],
-    "bad_words": ["", [""], 3, [3], [True]],
+    "bad_words": ["", [""], 3, [3], [True], ["a"] * 129, ["a" * 129]],
     "skip_special_tokens": ["maybe", 2, None],
     "include_stop_str_in_output": ["maybe", 2, None],
     "num_draft_tokens": [-1, 1.5, *NUMBER_WORDS],
@@ -46,16 +48,16 @@ GOOD = {
     "top_k": [("40", 40), (-1, -1), (0, 0)],
     "min_p": [("0.05", 0.05)],
     "seed": [("-1", -1), (-(1 << 63), -(1 << 63)), ((1 << 63) - 1, (1 << 63) - 1), (None, None)],
-    "stop": [("end", ["end"]), (["a", "b"], ["a", "b"]), ([], [])],
-    "stop_token_ids": [(["3", 4], [3, 4])],
+    "stop": [("end", ["end"]), (["a", "b"], ["a", "b"]), ([], []), (["a" * 256] * 32,) * 2],
+    "stop_token_ids": [(["3", 4], [3, 4]), ([1] * 1024,) * 2],
     "ignore_eos": [("true", True), ("False", False), (1, True)],
     "presence_penalty": [("-2", -2.0)],
     "frequency_penalty": [("1.5", 1.5)],
     "repetition_penalty": [("1.1", 1.1)],
-    "logit_bias": [({"5": "-1.5", 6: 2}, {5: -1.5, 6: 2.0})],
+    "logit_bias": [({"5": "-1.5", 6: 2}, {5: -1.5, 6: 2.0}), (MOST, MOST)],
     "logprobs": [("0", 0), (20, 20), (None, None)],
     "n": [("1", 1)],
-    "bad_words": [(["no"], ["no"])],
+    "bad_words": [(["no"], ["no"]), (["a" * 128] * 128,) * 2],
     "skip_special_tokens": [("false", False)],
     "include_stop_str_in_output": [("true", True)],
     "num_draft_tokens": [("0", 0), (None, None)],

@@ -3,8 +3,11 @@
 A fake of Triton's module stands in; tests/triton speaks to the real server.
 """
 
+import json
+import re
 from queue import SimpleQueue
 
+import numpy as np
 import pytest
 
 from tandem.errors import EngineDeadError, QueueFullError
@@ -41,6 +44,7 @@ class FakeService:
 def model():
     model = TritonPythonModel()
     model.service, model.active, model.reports = FakeService(), {}, SimpleQueue()
+    model.max_prompt_bytes = 1000
     return model
 
 
@@ -62,6 +66,37 @@ def test_a_request_keeps_the_name_its_client_gave_it_as_far_as_a_line_can_hold(m
     # Triton's generate repeats the id among the request's parameters.
     model.execute([Request({"text_input": "a"}, f'{{"id": "{len(i)}"}}', own_id=i) for i in ids])
     assert model.service.names == ["", "order 7", "caf\u00e9", "a?b?[2J?c", "x" * 64]
+
+
+@pytest.mark.parametrize("more", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("text_input", lambda size: {"text_input": "a" * (size - 2) + "\u00e9"}),
+        ("input_ids", lambda size: {"input_ids": np.zeros(size // 4 + size % 4, np.int32)}),
+        (
+            "sampling_parameters",
+            lambda size: {"text_input": "a", "sampling_parameters": "{}" + " " * (size - 2)},
+        ),
+    ],
+)
+def test_what_is_too_large_is_refused_before_it_is_read(model, name, make, more):
+    sender = ask(model, **make(1000 + more))
+    if not more:
+        assert len(model.service.asked) == 1
+        return
+    (response,) = sender.sent
+    assert response.error.code == TritonError.INVALID_ARG
+    assert re.fullmatch(
+        f"The input '{name}' has 100[14] bytes, but max_prompt_bytes is 1000: send fewer.",
+        str(response.error),
+    )
+
+
+def test_the_requests_own_parameters_may_not_be_too_large_either(model):
+    request = Request({"text_input": "a"}, json.dumps({"stop": "a" * 1000}))
+    model.execute([request])
+    assert "JSON of the request's parameters has" in str(request.sender.sent[0].error)
 
 
 @pytest.mark.parametrize("part", ["own_id", "own_parameters"])

@@ -9,6 +9,7 @@ from tests.triton.conftest import PROMPT
 from tests.triton.protocol import Refused, joined, post, responses, stream, text_of
 
 LONG = "x = 1\n" * 20_000
+HUGE = 5 << 20  # bytes
 
 BAD_SAMPLING = [
     ({"max_tokens": 0}, "max_tokens"),
@@ -39,6 +40,10 @@ BAD_SAMPLING = [
     ({"repetition_penalty": 0}, "repetition_penalty"),
     ({"logit_bias": [1]}, "logit_bias"),
     ({"logit_bias": {"999999999": 1}}, "logit_bias"),
+    ({"logit_bias": dict.fromkeys(map(str, range(1025)), 1)}, "logit_bias"),
+    ({"stop": ["x"] * 33}, "stop"),
+    ({"stop": "x" * 257}, "stop"),
+    ({"best_of": 2}, "best_of"),
     ({"logprobs": -1}, "logprobs"),
     ({"logprobs": 1_000_000}, "logprobs"),
     ({"bad_words": [1]}, "bad_words"),
@@ -51,6 +56,9 @@ BAD_INPUTS = [
     ({}, "text_input"),
     ({"text_input": ""}, "text_input"),
     ({"text_input": LONG}, "max_model_len"),
+    ({"text_input": "x" * HUGE}, "max_prompt_bytes"),
+    ({"input_ids": [5] * (HUGE // 4)}, "max_prompt_bytes"),
+    ({"text_input": PROMPT, "sampling_parameters": " " * HUGE + "{}"}, "max_prompt_bytes"),
     ({"text_input": b"caf\xe9 \xff\xfe"}, "text_input"),
     ({"text_input": PROMPT, "image": ["aGk="]}, "image"),
     ({"text_input": PROMPT, "num_draft_tokens": -1}, "num_draft_tokens"),
