@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "structures.h"
+#include "team.h"
 #include "tiles.h"
 
 namespace {
@@ -36,6 +37,7 @@ struct Head {
 
 // What a pass needs room for, kept from pass to pass: [rows, ...], but the last two.
 struct Space {
+  Team team;
   std::vector<float> x, normed, wide, fused, pair, qkv, mixed, gates, inner, delta, scores;
   std::vector<uint16_t> parts;  // of what is multiplied
   std::vector<Head> heads;

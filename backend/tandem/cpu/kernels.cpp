@@ -16,45 +16,50 @@
 #include "batch.h"
 #include "matrices.h"
 #include "rows.h"
+#include "team.h"
 #include "tiles.h"
 
 namespace {
 
-// y [rows, matrix.rows] = x [rows, columns] by the transposed weight, and the bias: this thread's
-// outputs. `parts` is room for all threads' use, as `parts_size` says.
-void multiply(const Matrix& matrix, const float* x, int rows, float* y, uint16_t* parts) {
-  if (!matrix.bfloat) return multiply_as<float>(matrix, x, rows, y);
-  kTiles ? multiply_by_tiles(matrix, x, rows, y, parts)
-         : multiply_as<uint16_t>(matrix, x, rows, y);
+// y [rows, matrix.rows] = x [rows, columns] by the transposed weight, and the bias. `parts` is room as
+// `parts_size` says.
+void multiply(Team& team, const Matrix& matrix, const float* x, int rows, float* y,
+              uint16_t* parts) {
+  if (matrix.bfloat && kTiles)
+    multiply_by_tiles(team, matrix, x, rows, y, parts);
+  else if (matrix.bfloat)
+    multiply_as<uint16_t>(matrix, x, rows, y);
+  else
+    multiply_as<float>(matrix, x, rows, y);
+  team.wait();
 }
 
-void keep_taps(const Model& model, const Step& step, int layer, const float* x) {
+void keep_taps(const Model& model, const Step& step, int layer, Space& space) {
   const size_t width = model.hidden;
   for (int tap = 0; tap < step.taps; ++tap) {
     if (step.tap[tap] != layer) continue;
-#pragma omp for schedule(static)
-    for (int row = 0; row < step.rows; ++row)
-      std::copy_n(x + row * width, width, step.tapped + (row * size_t(step.taps) + tap) * width);
+    space.team.each(step.rows, [&](int row) {
+      std::copy_n(&space.x[row * width], width,
+                  step.tapped + (row * size_t(step.taps) + tap) * width);
+    });
   }
 }
 
 // x += from, and the norm of the sum, row by row.
-void add_and_normalize(const Model& model, int rows, const float* from, const float* scale,
-                       float* x, float* normed) {
+void add_and_normalize(Team& team, const Model& model, int rows, const float* from,
+                       const float* scale, float* x, float* normed) {
   const size_t width = model.hidden;
-#pragma omp for schedule(static)
-  for (int row = 0; row < rows; ++row) {
+  team.each(rows, [&](int row) {
     float* own = x + row * width;
     for (size_t i = 0; i < width; ++i) own[i] += from[row * width + i];
     normalize(own, scale, model.hidden, model.epsilon, normed + row * width);
-  }
+  });
 }
 
-void activate(const Model& model, int rows, const float* gates, float* inner) {
+void activate(Team& team, const Model& model, int rows, const float* gates, float* inner) {
   constexpr int kColumns = 64;
   const int parts = (model.inner + kColumns - 1) / kColumns;
-#pragma omp for schedule(static)
-  for (int index = 0; index < rows * parts; ++index) {
+  team.each(rows * parts, [&](int index) {
     const int row = index / parts, begin = index % parts * kColumns;
     const float* gate = gates + size_t(row) * 2 * model.inner;
     float* out = inner + size_t(row) * model.inner;
@@ -67,7 +72,7 @@ void activate(const Model& model, int rows, const float* gates, float* inner) {
       for (int lane = 0; count < kLanes && lane < count; ++lane)
         out[i + lane] = active[lane] * up[i + lane];
     }
-  }
+  });
 }
 
 // One layer, whose input is in space.x and, normed, in space.normed; next: the scale of the norm
@@ -81,23 +86,20 @@ void run_layer(const Model& model, const Layer& layer, const float* next, const 
   float *x = space.x.data(), *normed = space.normed.data(), *delta = space.delta.data();
   float *qkv = space.qkv.data(), *mixed = space.mixed.data();
   uint16_t* parts = space.parts.data();
-  multiply(layer.qkv, normed, rows, qkv, parts);
-#pragma omp barrier
-#pragma omp for schedule(static)
-  for (int row = 0; row < rows; ++row)
+  Team& team = space.team;
+  multiply(team, layer.qkv, normed, rows, qkv, parts);
+  team.each(rows, [&](int row) {
     prepare<W>(model, layer, run.position[row], run.slot[row], qkv + size_t(row) * width);
-#pragma omp for schedule(dynamic)
-  for (int task = 0; task < int(run.tasks.size()); ++task)
+  });
+  team.each_uneven(int(run.tasks.size()), [&](int task) {
     attend<W>(model, layer, step, run, run.tasks[task], qkv, mixed, scores, heads);
-  multiply(layer.out, mixed, rows, delta, parts);
-#pragma omp barrier
-  add_and_normalize(model, rows, delta, layer.post_norm, x, normed);
-  multiply(layer.gate_up, normed, rows, space.gates.data(), parts);
-#pragma omp barrier
-  activate(model, rows, space.gates.data(), space.inner.data());
-  multiply(layer.down, space.inner.data(), rows, delta, parts);
-#pragma omp barrier
-  add_and_normalize(model, rows, delta, next, x, normed);
+  });
+  multiply(team, layer.out, mixed, rows, delta, parts);
+  add_and_normalize(team, model, rows, delta, layer.post_norm, x, normed);
+  multiply(team, layer.gate_up, normed, rows, space.gates.data(), parts);
+  activate(team, model, rows, space.gates.data(), space.inner.data());
+  multiply(team, layer.down, space.inner.data(), rows, delta, parts);
+  add_and_normalize(team, model, rows, delta, next, x, normed);
 }
 
 void look_up(const Matrix& table, int64_t token, float* to) {
@@ -109,12 +111,11 @@ void look_up(const Matrix& table, int64_t token, float* to) {
 // The tokens' embeddings, and their norm.
 void enter(const Model& model, const Step& step, Space& space) {
   const size_t width = model.hidden;
-#pragma omp for schedule(static)
-  for (int row = 0; row < step.rows; ++row) {
+  space.team.each(step.rows, [&](int row) {
     float* x = &space.x[row * width];
     look_up(model.embedding, step.tokens[row], x);
     normalize(x, model.layer[0].input_norm, model.hidden, model.epsilon, &space.normed[row * width]);
-  }
+  });
 }
 
 // One hidden state of several: what a draft head takes of the target's.
@@ -123,15 +124,14 @@ const float* fuse(const Model& model, const Step& step, Space& space) {
   const size_t width = entry.fuse.columns, part = width / entry.fuse_parts;
   const float* states = step.states;
   if (entry.fuse_norm) {
-#pragma omp for schedule(static)
-    for (int row = 0; row < step.rows; ++row)
+    space.team.each(step.rows, [&](int row) {
       for (size_t at = row * width; at < (row + 1) * width; at += part)
-        normalize(states + at, entry.fuse_norm + at % width, int(part), model.epsilon,
+        normalize(step.states + at, entry.fuse_norm + at % width, int(part), model.epsilon,
                   &space.wide[at]);
+    });
     states = space.wide.data();
   }
-  multiply(entry.fuse, states, step.rows, space.fused.data(), space.parts.data());
-#pragma omp barrier
+  multiply(space.team, entry.fuse, states, step.rows, space.fused.data(), space.parts.data());
   return space.fused.data();
 }
 
@@ -142,8 +142,7 @@ void enter_head(const Model& model, const Step& step, const Run& run, Space& spa
   const size_t width = model.hidden;
   float* pairs = entry.project.weight ? space.pair.data() : space.normed.data();
   float* x = space.x.data();
-#pragma omp for schedule(static)
-  for (int row = 0; row < step.rows; ++row) {
+  space.team.each(step.rows, [&](int row) {
     float *first = pairs + row * 2 * width, *second = first + width;
     float *embedded = entry.hidden_first ? second : first;
     float *hidden = entry.hidden_first ? first : second;
@@ -153,26 +152,27 @@ void enter_head(const Model& model, const Step& step, const Run& run, Space& spa
     normalize(embedded, entry.token_norm, model.hidden, model.epsilon, embedded);
     normalize(state, entry.hidden_norm, model.hidden, model.epsilon, hidden);
     std::copy_n(entry.normed_residual ? hidden : state, width, x + row * width);
-  }
+  });
   if (!entry.project.weight) return;
-  multiply(entry.project, pairs, step.rows, x, space.parts.data());
-#pragma omp barrier
-#pragma omp for schedule(static)
-  for (int row = 0; row < step.rows; ++row)
+  multiply(space.team, entry.project, pairs, step.rows, x, space.parts.data());
+  space.team.each(step.rows, [&](int row) {
     normalize(x + row * width, model.layer[0].input_norm, model.hidden, model.epsilon,
               &space.normed[row * width]);
+  });
 }
 
 // The logits of the picked rows, and all rows after the last norm where they are wanted.
 void finish(const Model& model, const Step& step, Space& space) {
   const size_t width = model.hidden;
-#pragma omp for schedule(static)
-  for (int row = 0; row < step.rows; ++row)
-    if (step.normed) std::copy_n(&space.normed[row * width], width, step.normed + row * width);
-#pragma omp for schedule(static)
-  for (int i = 0; i < step.picked; ++i)
+  if (step.normed)
+    space.team.each(step.rows, [&](int row) {
+      std::copy_n(&space.normed[row * width], width, step.normed + row * width);
+    });
+  space.team.each(step.picked, [&](int i) {
     std::copy_n(&space.normed[step.pick[i] * width], width, &space.delta[i * width]);
-  multiply(model.head, space.delta.data(), step.picked, step.logits, space.parts.data());
+  });
+  multiply(space.team, model.head, space.delta.data(), step.picked, step.logits,
+           space.parts.data());
 }
 
 template <class W>
@@ -183,12 +183,12 @@ void forward(const Model& model, const Step& step, Space& space) {
   {
     step.states ? enter_head(model, step, run, space) : enter(model, step, space);
     for (int index = 0; index < model.layers; ++index) {
-      keep_taps(model, step, index, space.x.data());
+      keep_taps(model, step, index, space);
       const bool last = index + 1 == model.layers;
       const float* next = last ? model.final_norm : model.layer[index + 1].input_norm;
       run_layer<W>(model, model.layer[index], next, step, run, space);
     }
-    keep_taps(model, step, model.layers, space.x.data());
+    keep_taps(model, step, model.layers, space);
     finish(model, step, space);
   }
 }
@@ -210,8 +210,9 @@ void tandem_pack(const void* weight, int rows, int columns, int bfloat, void* to
 // y [rows, matrix.rows] = x [rows, matrix.columns] by the transposed weight, and the bias.
 void tandem_multiply(const Matrix* matrix, const float* x, int rows, float* y, int threads) {
   std::vector<uint16_t> parts(kTiles && matrix->bfloat ? parts_size(rows, matrix->columns) : 0);
+  Team team;
 #pragma omp parallel num_threads(threads)
-  multiply(*matrix, x, rows, y, parts.data());
+  multiply(team, *matrix, x, rows, y, parts.data());
 }
 void tandem_forward(const Model* model, const Step* step, void* space) {
   model->bfloat ? forward<uint16_t>(*model, *step, *static_cast<Space*>(space))

@@ -20,6 +20,7 @@
 
 #include "numbers.h"
 #include "structures.h"
+#include "team.h"
 
 namespace {
 
@@ -148,16 +149,15 @@ struct SplitRows {
   }
 };
 
-SplitRows split_rows(const float* x, int rows, int columns, uint16_t* parts) {
+SplitRows split_rows(Team& team, const float* x, int rows, int columns, uint16_t* parts) {
   const SplitRows split{parts, rows, columns, up(rows, up(rows, kTileRows))};
   const int steps = split.steps(), block = split.block;
-#pragma omp for schedule(static)
-  for (int index = 0; index < rows * steps; ++index) {
+  team.each(rows * steps, [&](int index) {
     const int row = index / steps, step = index % steps, column = step * kTileColumns;
     const size_t place = split.at(row / block, step) - parts + row % block * kTileColumns;
     split_columns(x + size_t(row) * columns + column, std::min(kTileColumns, columns - column),
                   parts + place, block * kTileColumns);
-  }
+  });
   return split;
 }
 
@@ -183,11 +183,12 @@ void multiply_group(const Matrix& matrix, int group, const SplitRows& x, float* 
 }
 
 // As `multiply`.
-void multiply_by_tiles(const Matrix& matrix, const float* x, int rows, float* y, uint16_t* parts) {
+void multiply_by_tiles(Team& team, const Matrix& matrix, const float* x, int rows, float* y,
+                       uint16_t* parts) {
   if (rows == 0) return;
   const int64_t threads = omp_get_num_threads(), thread = omp_get_thread_num();
   const int64_t groups = up(matrix.rows, kGroupOutputs);
-  const SplitRows split = split_rows(x, rows, matrix.columns, parts);
+  const SplitRows split = split_rows(team, x, rows, matrix.columns, parts);
   use_tiles(split.block);
   for (int64_t group = groups * thread / threads; group < groups * (thread + 1) / threads; ++group)
     multiply_group(matrix, int(group), split, y);
@@ -197,7 +198,7 @@ void multiply_by_tiles(const Matrix& matrix, const float* x, int rows, float* y,
 #else
 
 constexpr bool kTiles = false;
-inline void multiply_by_tiles(const Matrix&, const float*, int, float*, uint16_t*) {}
+inline void multiply_by_tiles(Team&, const Matrix&, const float*, int, float*, uint16_t*) {}
 
 #endif
 
