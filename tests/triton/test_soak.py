@@ -19,6 +19,7 @@ def test_mixed_traffic_with_a_thousand_cancels():
     assert sum(result.clients.values()) == REQUESTS
     assert result.clients["left"] >= 1000
     assert min(result.clients[one] for one in ("length", "stop", "invalid")) > 0
+    assert result.server.outcomes["abort"] > 500  # and not answered in vain
     assert result.server.preemptions > 0
 
 

@@ -24,7 +24,7 @@ from tools.soak.watch import MIB, Footprint, Sample, Trend, Watch, footprint, tr
 
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
 # A pool that holds few of the requests, so that they are preempted too.
-CROWDED = {"kv_cache_memory": "8MiB", "max_model_len": "640"}
+CROWDED = {"kv_cache_memory": "12MiB", "max_model_len": "640"}
 # (The pool is small for another reason too: memory of a large one is used little by little.)
 OVERLOADED = {"kv_cache_memory": "32MiB", "max_queue_size": "64", "queue_timeout": "20"}
 UNLOAD_S = 60.0
