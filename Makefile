@@ -1,6 +1,6 @@
 .DEFAULT_GOAL := help
 # vLLM's environment is made only by the targets that need it.
-.PHONY: help setup setup-vllm setup-peers serve demo test test-vllm bench lint format lock clean
+.PHONY: help setup setup-vllm setup-peers serve demo test test-vllm soak bench lint format lock clean
 
 BIN := .venv/bin
 MODEL ?= tandem
@@ -45,7 +45,12 @@ setup-vllm: setup ## make .venv-vllm, or nothing when it is up to date
 test-vllm: setup-vllm ## run the tests that need vLLM, and the contract's tests on tandem_vllm
 	@$(BIN)/python -m pytest -m vllm $(ARGS)
 	@$(BIN)/python -m pytest tests/triton --ignore-glob "*_parallel.py" \
-		--ignore-glob "*test_methods.py" --serve tandem_vllm $(ARGS)
+		--ignore-glob "*test_methods.py" --ignore-glob "*test_soak.py" --serve tandem_vllm $(ARGS)
+
+soak: setup ## 30 minutes of mixed traffic, a minute of overload, 50 loads and unloads
+	@for run in traffic overload reloads; do \
+		$(BIN)/python -m tools.soak $$run --model $(MODEL) --plot .cache/soak/$$run.svg || exit 1; \
+	done
 
 setup-peers: setup-vllm ## make the environments of the engines that `bench` compares with
 	@tools/setup/openvino.sh

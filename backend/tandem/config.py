@@ -115,6 +115,11 @@ class EngineConfig(BaseModel):
     """Most seconds that a request waits before it is begun; None: as long as it takes."""
     max_prompt_bytes: Annotated[ByteSize, BeforeValidator(no_bool), Field(gt=0)] = ByteSize(1 << 20)
     """Most bytes of a prompt that is sent to Triton, and of the parameters beside it."""
+    step_timeout: Annotated[float, BeforeValidator(no_bool), Field(gt=0, le=1e6)] = 300.0
+    """Seconds without an end of a step after which the engine counts as hung: it is ended and
+    started again. Starting, with compilation and warm-up, is not a step."""
+    drain_timeout: Annotated[float, BeforeValidator(no_bool), Field(ge=0, le=1e6)] = 30.0
+    """Seconds that running requests have to end in once Triton unloads the model."""
     kv_cache_memory: Annotated[ByteSize, BeforeValidator(no_bool), Field(gt=0)] | None = None
     """Bytes for both KV caches, as in `512MiB`; None: sized from the device's free memory."""
     gpu_memory_utilization: Annotated[float, BeforeValidator(no_bool), Field(gt=0, le=1)] = 0.9

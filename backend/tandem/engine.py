@@ -64,6 +64,7 @@ class Engine:
         self.as_blocks = config.acceptance_method == "block"
         self.with_kv = ("target", "draft") if config.method in WITH_KV else ("target",)
         self.shares_processor = self.target.device.type == "cpu"
+        self.steps = 0
         self._streams: dict[str, OutputStream] = {}
         self._unread: dict[str, RequestOutput | None] = {}
         self._ids = itertools.count()
@@ -160,6 +161,7 @@ class Engine:
             self.proposer.absorb(computed_rows(plan, batch, verdicts), features)
         for request in batch.requests:
             self._settle(request)
+        self.steps += 1
         return outputs
 
     def _commit(

@@ -26,6 +26,8 @@ Answer = TypeVar("Answer", RequestOutput, TandemError)
 
 FIRST_PAUSE_S = 1.0  # before a crashed engine is started again; doubles up to the longest
 LONGEST_PAUSE_S = 30.0
+HEALTHY_S = 60.0  # an engine that has run for so long is no longer one that crashes at once
+UNLOADING = "The model is being unloaded."
 HANG_S = 4.0  # an engine that has been silent for so long is lost
 
 FromEngine = Alive | Broken | Measured | Outputs | Refused
@@ -64,6 +66,7 @@ class EngineService:
         self._sinks: dict[str, Sink] = {}
         self._stopping = threading.Event()
         self._alive = False
+        self._crashes = 0  # one soon after the other
         self._broken = ""  # why the engine ends, where it could still say so
         self._launch()
         self._thread = threading.Thread(target=self._watch, name="tandem-service", daemon=True)
@@ -90,7 +93,11 @@ class EngineService:
             if not self._send(Submit(request_id, prompt, params, time.monotonic())):
                 del self._sinks[request_id]
                 self._on_report(counted(FAILED, 1, "engine_lost"))
-                raise EngineDeadError("The engine is restarting after a crash: try again shortly.")
+                raise EngineDeadError(
+                    UNLOADING
+                    if self._stopping.is_set()
+                    else "The engine is restarting after a crash: try again shortly."
+                )
         logger.debug("%s has arrived.", request_id)
         return request_id
 
@@ -99,8 +106,8 @@ class EngineService:
         with self._lock:
             self._send(Abort(request_id))
 
-    def stop(self) -> None:
-        """Ends the engine's process and fails what is still running."""
+    def stop(self, reason: str = UNLOADING) -> None:
+        """Ends the engine's process and fails what is still running, with this reason."""
         self._stopping.set()
         with self._lock:
             if self._alive:
@@ -108,16 +115,17 @@ class EngineService:
             else:
                 self._process.kill()  # crashed already, or just being started again
         self._thread.join()
-        self._fail_all("The model is being unloaded.", "unloaded")
+        self._fail_all(reason, "unloaded")
 
     def _launch(self) -> None:
         """Starts a process and waits until it is ready, or is killed because we stop."""
         with self._lock:
             if self._stopping.is_set():
-                raise EngineDeadError("The model is being unloaded.")
+                raise EngineDeadError(UNLOADING)
             self._process = EngineProcess(self._config, self._python)
         self._process.wait_ready()
         self._broken = ""
+        self._launched = time.monotonic()
         self._on_report(standing(True))
         with self._lock:
             self._alive = True
@@ -150,16 +158,21 @@ class EngineService:
                 return
 
     def _relaunch(self) -> bool:
-        pause = FIRST_PAUSE_S
-        while not self._stopping.wait(pause):
+        if time.monotonic() - self._launched > HEALTHY_S:
+            self._crashes = 0
+        while not self._stopping.wait(self._pause()):
+            self._crashes += 1
             try:
                 self._launch()
                 self._on_report(counted(RESTARTS))
                 return True
             except (TandemError, OSError) as error:
                 logger.error("The engine did not start again: %s", error)
-                pause = min(2 * pause, LONGEST_PAUSE_S)
         return False
+
+    def _pause(self) -> float:
+        """Seconds before the next start."""
+        return min(FIRST_PAUSE_S * 2 ** min(self._crashes, 16), LONGEST_PAUSE_S)
 
     def _route_until_closed(self) -> None:
         try:

@@ -39,6 +39,7 @@ from tandem.outbox import Outbox
 from tandem.request import RequestOutput, SamplingParams
 from tandem.runners.rank_worker import PULSE_S, die_with_parent
 from tandem.tokenizer import Tokenizer
+from tandem.watchdog import Watchdog
 
 logger = logging.getLogger("tandem")
 
@@ -54,6 +55,8 @@ class ServedEngine(Protocol):
     """Whether it computes on the cores that everything else here runs on."""
     tokenizer: Tokenizer
     meters: Meters
+    steps: int
+    """How many have ended."""
 
     @property
     def idle(self) -> bool:
@@ -123,8 +126,15 @@ def main() -> None:
     sender = _Sender(connection)
     engine.watch(sender.give_up)
     sender.send(Ready())
-    threading.Thread(target=sender.beat, daemon=True).start()
-    _run(engine, sender, inbox, Deadlines(start.config.queue_timeout))
+    watchdog = Watchdog(engine, start.config.step_timeout)
+    threading.Thread(target=_beat, args=(sender, watchdog), daemon=True).start()
+    try:
+        _run(engine, sender, inbox, Deadlines(start.config.queue_timeout))
+    except TandemError as error:
+        sender.give_up(str(error))
+    except Exception as error:  # a bug, or memory that is not there
+        logger.exception("The engine failed.")
+        sender.give_up(f"The engine failed ({type(error).__name__}: {first_line(error)})")
 
 
 def build(config: EngineConfig) -> ServedEngine:
@@ -147,20 +157,24 @@ class _Sender:
 
     def send(self, message: Ready | Outputs | Refused | Measured | Alive | Broken) -> None:
         with self._lock:
-            self._connection.send(message)
-
-    def beat(self) -> None:
-        """Shows the service that this process runs."""
-        with suppress(OSError):
-            while True:
-                self.send(Alive())
-                time.sleep(PULSE_S)
+            try:
+                self._connection.send(message)
+            except OSError:
+                os._exit(0)  # the other side is gone
 
     def give_up(self, reason: str) -> None:
         """Ends the process, whatever its other threads wait for."""
-        with suppress(OSError):
-            self.send(Broken(reason))
+        self.send(Broken(reason))
         os._exit(1)
+
+
+def _beat(sender: _Sender, watchdog: Watchdog) -> None:
+    """Shows the service that this process runs, and ends it when its engine is hung."""
+    while True:
+        sender.send(Alive())
+        if watchdog.hung():
+            sender.give_up(watchdog.reason)
+        time.sleep(PULSE_S)
 
 
 def _receive(connection: Connection, received: Inbox) -> None:
@@ -206,6 +220,11 @@ def _run(engine: ServedEngine, sender: _Sender, inbox: Inbox, deadlines: Deadlin
                 sender.send(Refused(deadline.request_id, kind, str(deadline)))
         if not engine.idle:
             outbox.put(engine.step())
+
+
+def first_line(error: Exception) -> str:
+    """What a person reads first."""
+    return str(error).partition("\n")[0].rstrip(".")
 
 
 def _handle(message: Submit | Abort, engine: ServedEngine, sender: _Sender, outbox: Outbox) -> bool:

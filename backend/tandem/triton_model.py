@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import locale
 import logging
+import os
 import queue
 import threading
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from tandem.config import EngineConfig
+from tandem.draining import Drain, Load
 from tandem.errors import (
     EngineDeadError,
     InvalidRequestError,
@@ -35,6 +37,7 @@ logger = logging.getLogger("tandem")
 
 CANCEL_POLL_S = 0.25
 NAMELESS = "A request without an id"
+DRAIN_POLL_S = 0.5
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 CODES = {  # names: pb_utils gets its TritonError only after this module was loaded
     InvalidRequestError: "INVALID_ARG",
@@ -58,8 +61,14 @@ class TritonPythonModel:
         self.board = open_board(args, self.reports)
         self.active: dict[str, ResponseStream] = {}
         self.stopping = threading.Event()
-        self.canceller = threading.Thread(target=self._watch_cancels, daemon=True)
-        self.canceller.start()
+        load = Load(os.getppid(), args["model_name"], args["model_version"])
+        self.drain = Drain(load, config.drain_timeout)
+        self.watchers = [
+            threading.Thread(target=watch, daemon=True)
+            for watch in (self._watch_cancels, self._watch_unload)
+        ]
+        for watcher in self.watchers:
+            watcher.start()
 
     def is_ready(self) -> bool:
         """Whether the engine takes requests (asked by Triton 2.67 and later)."""
@@ -90,7 +99,8 @@ class TritonPythonModel:
     def finalize(self) -> None:
         """Ends the engine; what is still running is answered UNAVAILABLE."""
         self.stopping.set()
-        self.canceller.join()
+        for watcher in self.watchers:
+            watcher.join()
         self.service.stop()
         self.board.close()
 
@@ -98,6 +108,13 @@ class TritonPythonModel:
         """Clients may leave at any time: queued, prefilling or decoding."""
         while not self.stopping.wait(CANCEL_POLL_S):
             self._look_for_cancels()
+
+    def _watch_unload(self) -> None:
+        """What still runs when a model that is being unloaded has waited long enough is ended."""
+        while not self.stopping.wait(DRAIN_POLL_S):
+            if self.active and self.drain.over():
+                self.service.stop(self.drain.reason)
+                return
 
     def _look_for_cancels(self) -> None:
         # A function of its own: a variable that outlived the look would hold a response sender,

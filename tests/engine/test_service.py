@@ -89,7 +89,7 @@ def test_a_refused_request_gets_one_error_and_the_next_is_served(shared, prompt,
 def test_requests_beyond_the_queue_are_refused(shared):
     os.kill(shared.pid, signal.SIGSTOP)  # so that all of them arrive before any is begun
     try:
-        answers = [submit(shared, "t1") for _ in range(60)]
+        answers = [submit(shared, "t1", LONG) for _ in range(60)]
     finally:
         os.kill(shared.pid, signal.SIGCONT)
     errors = [error for answer in answers for error in answer.wait().errors]

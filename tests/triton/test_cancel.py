@@ -6,14 +6,18 @@ shows in the next one's answer: it would be refused or late.
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 import time
 
 import httpx2
 import pytest
 
+from tandem.metrics import RUNNING
 from tandem_client import AsyncGrpcClient, AsyncHttpClient, GrpcClient, HttpClient, Unavailable
 from tests.triton.conftest import PROMPT
 from tests.triton.protocol import WAIT, Refused, responses, sampling, stream, text_of
+from tests.triton.scrape import waited
 
 LONG = {"max_tokens": 1000, "temperature": 0.0, "ignore_eos": True}
 SHORT = {"max_tokens": 2, "temperature": 0.0, "ignore_eos": True}
@@ -71,6 +75,38 @@ def test_leaving_the_iterator(small, soon, protocol):
             assert chunk.token_ids
             break
         soon()
+
+
+STREAMING = """
+import sys
+from tandem_client import GrpcClient, HttpClient
+kind, url, prompt = sys.argv[1:]
+client = {"grpc": GrpcClient, "http": HttpClient}[kind](url)
+for chunk in client.stream(prompt, max_tokens=1000, ignore_eos=True):
+    print(chunk.num_tokens, flush=True)
+"""
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_client_that_is_killed(small, soon, protocol):
+    command = [sys.executable, "-c", STREAMING, protocol, getattr(small, protocol), PROMPT]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as client:
+        assert int(client.stdout.readline()) > 0
+        client.kill()
+    soon()
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_client_that_stops_reading_holds_up_nobody(urls, greedy_text, protocol):
+    kind, url = {"grpc": GrpcClient, "http": HttpClient}[protocol], getattr(urls, protocol)
+    asked = LONG | {"max_tokens": 400}
+    whole = text_of(stream(urls.grpc, PROMPT, **asked))
+    with kind(url) as idle, kind(url) as busy, idle.stream(PROMPT, asked) as chunks:
+        text = next(chunks).text
+        assert busy.generate(PROMPT, SHORT, max_tokens=64).text == greedy_text
+        assert waited(urls, lambda found: found[RUNNING,] == 0)[RUNNING,] == 0
+        text += "".join(chunk.text for chunk in chunks)  # Triton has kept it
+    assert text == whole
 
 
 @pytest.mark.parametrize(("protocol", "times"), [("grpc", 3), ("http", 1)])

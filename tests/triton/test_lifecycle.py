@@ -155,11 +155,12 @@ def engines(server):
     return [process for process in family if "tandem.service_worker" in process.cmdline()]
 
 
-def test_an_unload_ends_what_is_running_in_order(control, small):
+def unloaded_while_running(control, small, max_tokens):
+    """How a request ended while whose answer came the model was unloaded."""
     first, ended = threading.Event(), []
 
     def run():
-        params = {"max_tokens": 200, "temperature": 0.0, "ignore_eos": True}
+        params = {"max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True}
         with GrpcClient(small.grpc) as client:
             try:
                 with client.stream(PROMPT, params) as chunks:
@@ -173,6 +174,22 @@ def test_an_unload_ends_what_is_running_in_order(control, small):
     thread.start()
     assert first.wait(30)
     control.unload_model("tandem")
-    thread.join(30)
+    thread.join(WAIT)
     [end] = ended
-    assert isinstance(end, Unavailable) or end.finish_reason == "length"
+    return end
+
+
+def test_an_unload_lets_running_requests_end(control, small, small_server, changed):
+    control.load_model("tandem", config=changed(drain_timeout="1000"))
+    before = engines(small_server)
+    assert unloaded_while_running(control, small, 200).finish_reason == "length"
+    assert not psutil.wait_procs(before, timeout=30)[1]
+
+
+def test_an_unload_does_not_wait_beyond_its_time(control, small, small_server, changed):
+    control.load_model("tandem", config=changed(drain_timeout="0"))
+    before = engines(small_server)
+    end = unloaded_while_running(control, small, 1900)
+    assert isinstance(end, Unavailable)
+    assert "drain_timeout" in str(end)
+    assert not psutil.wait_procs(before, timeout=30)[1]

@@ -1,11 +1,8 @@
 """What an operator reads on /metrics."""
 
-import time
-import urllib.request
 from contextlib import closing
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from tandem.metrics import (
     ACCEPTED_TOKENS,
@@ -20,32 +17,7 @@ from tandem.metrics import (
     UP,
 )
 from tests.triton.protocol import Refused, responses, sampling
-
-PATIENCE_S = 10
-OWN_LABELS = ("model", "version", "load")
-
-
-def read(urls):
-    """Samples of this model by name and labels beside its own."""
-    with urllib.request.urlopen(f"http://{urls.metrics}/metrics", timeout=10) as answer:
-        text = answer.read().decode()
-    found = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            labels = {k: v for k, v in sample.labels.items() if k not in OWN_LABELS}
-            if sample.name.startswith("tandem_"):
-                found[sample.name, *sorted(labels.items())] = sample.value
-    return found
-
-
-def waited(urls, holds):
-    """The samples once they are as expected, or at last."""
-    end = time.monotonic() + PATIENCE_S
-    while True:
-        found = read(urls)
-        if holds(found) or time.monotonic() > end:
-            return found
-        time.sleep(0.2)
+from tests.triton.scrape import read, waited
 
 
 def test_all_families_are_there_before_any_request(urls):

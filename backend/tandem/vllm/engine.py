@@ -51,6 +51,7 @@ class VllmEngine:
         self.tokenizer = Tokenizer(config.model)
         self._on_lost: Callable[[str], None] = lambda reason: None
         self._lost = ""
+        self.steps = 0
         self.meters = Meters()
         self._scheduler = SchedulerMeters()
         self._streams: dict[str, OutputStream] = {}
@@ -197,6 +198,7 @@ class VllmEngine:
             stream = self._streams.get(output.request_id)
             if stream is not None:  # else aborted meanwhile
                 answers.append(self._take(stream, output))
+        self.steps += bool(answers)  # else it was woken
         return answers
 
     def _take(self, stream: OutputStream, output: Any) -> RequestOutput:

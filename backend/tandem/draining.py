@@ -1,0 +1,115 @@
+"""How long requests may go on in a model that is being unloaded.
+
+Triton takes no more requests, waits for the running ones as long as they take, and tells the model
+only afterwards. So the model asks over HTTP, as any client might, whether it is being unloaded.
+(pb_utils.is_model_ready would tell, but Triton 2.51 crashes when it is called often.)
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from http.client import HTTPConnection, HTTPException
+from typing import Any, NamedTuple
+
+import psutil
+
+ANSWER_S = 2.0  # longest wait for an answer
+
+
+class Load:
+    """A version of a model as a server's clients see it."""
+
+    def __init__(self, server: int, model: str, version: str) -> None:
+        """server: process id of the tritonserver."""
+        self._server = server
+        self._name, self._version = model, version
+        self._http: Address | None = None
+
+    def unloading(self) -> bool:
+        """Whether Triton is seen to wait for its last requests."""
+        if self._http is None:
+            self._http = next(filter(_speaks_http, _listening(self._server)), None)
+        if self._http is None:
+            return False
+        ready = _ask(self._http, "GET", f"/v2/models/{self._name}/versions/{self._version}/ready")
+        if ready.status in (OK, NO_ANSWER):
+            return False
+        # It may be unready for another reason. (The index is asked last: it looks at all folders.)
+        index = _ask(self._http, "POST", "/v2/repository/index")
+        mine = {"name": self._name, "version": self._version, "state": "UNLOADING"}
+        return index.status == OK and any(mine.items() <= one.items() for one in index.json())
+
+
+class Address(NamedTuple):
+    """What a server listens to."""
+
+    host: str
+    port: int
+
+
+class Answer(NamedTuple):
+    """To an HTTP request."""
+
+    status: int
+    body: bytes = b""
+
+    def json(self) -> Any:
+        """The body, read."""
+        return json.loads(self.body)
+
+
+OK, NO_ANSWER = 200, 0
+
+
+def _listening(pid: int) -> list[Address]:
+    try:
+        sockets = psutil.Process(pid).net_connections("tcp")
+    except psutil.Error:  # gone, or another user's
+        return []
+    listening = [one.laddr for one in sockets if one.status == psutil.CONN_LISTEN]
+    return [Address(one.ip, one.port) for one in listening]
+
+
+def _speaks_http(address: Address) -> bool:
+    """Triton's HTTP port tells of the server; those of gRPC and metrics do not."""
+    return b'"extensions"' in _ask(address, "GET", "/v2").body
+
+
+def _ask(address: Address, method: str, path: str) -> Answer:
+    connection = HTTPConnection(*address, timeout=ANSWER_S)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return Answer(answer.status, answer.read())
+    except (OSError, HTTPException):
+        return Answer(NO_ANSWER)
+    finally:
+        connection.close()
+
+
+class Drain:
+    """The time that a model's last requests have.
+
+    A reload is not seen: Triton offers the new load under the same name at once.
+    """
+
+    def __init__(self, load: Load, timeout: float) -> None:
+        """timeout: seconds from the unload."""
+        self._load = load
+        self._timeout = timeout
+        self._began: float | None = None
+
+    def over(self) -> bool:
+        """Whether the time is over; to be asked again and again."""
+        if self._began is None and self._load.unloading():
+            self._began = time.monotonic()
+        return self._began is not None and time.monotonic() - self._began >= self._timeout
+
+    @property
+    def reason(self) -> str:
+        """What a request that had not enough time is told."""
+        return (
+            f"The model is being unloaded and drain_timeout, {self._timeout:g} s, is over: send "
+            "the request again elsewhere."
+        )

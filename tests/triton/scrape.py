@@ -1,0 +1,32 @@
+"""Reads /metrics."""
+
+import time
+import urllib.request
+
+from prometheus_client.parser import text_string_to_metric_families
+
+PATIENCE_S = 240.0  # for a busy machine
+OWN_LABELS = ("model", "version", "load")
+
+
+def read(urls):
+    """Samples of this model by name and labels beside its own."""
+    with urllib.request.urlopen(f"http://{urls.metrics}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = {k: v for k, v in sample.labels.items() if k not in OWN_LABELS}
+            if sample.name.startswith("tandem_"):
+                found[sample.name, *sorted(labels.items())] = sample.value
+    return found
+
+
+def waited(urls, holds):
+    """The samples once they are as expected, or at last."""
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        found = read(urls)
+        if holds(found) or time.monotonic() > end:
+            return found
+        time.sleep(0.2)

@@ -1,0 +1,34 @@
+"""Short versions of `make soak`: all adds up, and memory is flat."""
+
+import pytest
+
+from tools.soak.runs import Result, overload, reloads, soak
+
+pytestmark = pytest.mark.timeout(900)
+
+REQUESTS = 1900  # of which more than 1,000 are left by their clients
+
+
+def check(result: Result) -> None:
+    assert not result.troubles, "\n".join(result.troubles)
+
+
+def test_mixed_traffic_with_a_thousand_cancels():
+    result = soak("tandem", REQUESTS, minutes=12, concurrency=24)
+    check(result)
+    assert sum(result.clients.values()) == REQUESTS
+    assert result.clients["left"] >= 1000
+    assert min(result.clients[one] for one in ("length", "stop", "invalid")) > 0
+    assert result.server.outcomes["abort"] > 500  # and not answered in vain
+    assert result.server.preemptions > 0
+
+
+def test_ten_times_what_can_be_answered():
+    result = overload("tandem", factor=10, seconds=8)
+    check(result)
+    assert result.clients["queue_full"] > 0
+    assert max(result.health_ms) < 5000  # generous: the machine is busy with the clients too
+
+
+def test_loads_and_unloads():
+    check(reloads("tandem", times=4))

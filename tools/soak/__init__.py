@@ -1,0 +1,1 @@
+"""Long runs against a real server: traffic of all kinds, overload, and loads and unloads."""

@@ -1,0 +1,114 @@
+"""`python -m tools.soak traffic`, `overload` or `reloads`: runs, and says what does not add up."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import matplotlib
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from tools.soak.runs import Result, Tick, overload, reloads, soak
+
+app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
+
+Model = Annotated[str, typer.Option(help="Model of model_repository.")]
+Plot = Annotated[Path | None, typer.Option(help="SVG file for a plot of memory.")]
+Log = Annotated[Path | None, typer.Option(help="File for Triton's log.")]
+
+
+@app.command()
+def traffic(
+    model: Model = "tandem",
+    requests: Annotated[int, typer.Option(min=1, help="Most requests.")] = 100_000,
+    minutes: Annotated[float, typer.Option(help="Longest time.")] = 30.0,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 24,
+    seed: Annotated[int, typer.Option(help="Of the traffic.")] = 0,
+    plot: Plot = None,
+    log: Log = None,
+) -> None:
+    """Requests of all lengths, good and bad, read, stalled and left, over both protocols."""
+    _do(lambda tick: soak(model, requests, minutes, concurrency, seed, tick, log), requests, plot)
+
+
+@app.command("overload")
+def overload_command(
+    model: Model = "tandem",
+    factor: Annotated[float, typer.Option(help="Times the sustainable rate.")] = 10.0,
+    seconds: Annotated[float, typer.Option(help="Of overload.")] = 60.0,
+    plot: Plot = None,
+    log: Log = None,
+) -> None:
+    """Many more requests than can be answered; is the server's health still told?"""
+    _do(lambda tick: overload(model, factor, seconds, tick, log), None, plot)
+
+
+@app.command("reloads")
+def reloads_command(
+    model: Model = "tandem",
+    times: Annotated[int, typer.Option(min=2, help="Loads and unloads.")] = 50,
+    plot: Plot = None,
+    log: Log = None,
+) -> None:
+    """Loads, answers and unloads."""
+    _do(lambda tick: reloads(model, times, tick, log), times, plot)
+
+
+def _do(run: Callable[[Tick], Result], total: int | None, plot: Path | None) -> None:
+    console = Console()
+    columns = (TextColumn("done"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("", total=total)
+        result = run(lambda: progress.advance(task))
+    _show(result, console)
+    if plot:
+        _draw(result, plot)
+    sys.exit(1 if result.troubles else 0)
+
+
+def _show(result: Result, console: Console) -> None:
+    ends = Table("requests", "by clients", "by the server")
+    for name in sorted({*result.clients, *result.server.outcomes}):
+        counts = (result.clients.get(name, 0), result.server.outcomes.get(name, 0))
+        ends.add_row(name, *map(str, counts))
+    totals = (sum(result.clients.values()), sum(result.server.outcomes.values()))
+    ends.add_row("all", *map(str, totals))
+    console.print(ends, f"{result.server.preemptions} preemptions")
+    memory = Table("process", "MiB", "growth in the second half, MiB")
+    for name, one in result.trends.items():
+        memory.add_row(name, f"{one.mean_mib:.0f}", f"{one.growth_mib:+.1f}")
+    console.print(memory, f"before: {result.before}", f"after: {result.after}", sep="\n")
+    if result.health_ms:
+        points = np.percentile(result.health_ms, [50, 99, 100])
+        console.print("health answered in ms: p50 {:.1f}, p99 {:.1f}, most {:.1f}".format(*points))
+    for trouble in result.troubles:
+        console.print(f"WRONG: {trouble}", markup=False)
+    console.print("All adds up." if not result.troubles else "It does not add up.")
+
+
+def _draw(result: Result, path: Path) -> None:
+    """Memory by process over the run."""
+    matplotlib.use("svg")
+    from matplotlib import pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(8, 3))
+    for name, samples in result.samples.items():
+        axis.plot(*zip(*samples, strict=True), label=name)
+    axis.set_ylim(bottom=0)
+    axis.set_ylabel("resident MiB")
+    axis.set_xlabel("seconds (loads, of reloads)")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    app()

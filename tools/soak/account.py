@@ -1,0 +1,93 @@
+"""The server's own account, from /metrics, held against that of its clients."""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tandem.metrics import FAILED, FINISHED, KV_USAGE, PREEMPTIONS, RESTARTS, RUNNING, WAITING
+from tools.soak.traffic import Ends
+
+QUIET_S = 120.0  # for what clients left behind to end
+REPORTED_S = 2.5  # behind which what is counted is on /metrics
+
+
+class Account(NamedTuple):
+    """Counters and gauges of one load of the model."""
+
+    outcomes: Mapping[str, int]
+    """Requests by finish reason, or by the reason of their failure."""
+    busy: float
+    """Requests running or waiting, and the shares of KV caches in use."""
+    preemptions: int
+    restarts: int
+
+    def since(self, before: Account) -> Account:
+        """What has come since."""
+        outcomes = Counter(self.outcomes)
+        outcomes.subtract(before.outcomes)
+        return Account(
+            {name: count for name, count in outcomes.items() if count},
+            self.busy,
+            self.preemptions - before.preemptions,
+            self.restarts - before.restarts,
+        )
+
+
+def read(metrics_url: str) -> Account:
+    """The account now."""
+    with urllib.request.urlopen(f"http://{metrics_url}/metrics", timeout=30) as answer:
+        text = answer.read().decode()
+    outcomes: Counter[str] = Counter()
+    sums: Counter[str] = Counter()
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            sums[sample.name] += sample.value  # type: ignore[assignment]
+            if sample.name == FINISHED:
+                outcomes[sample.labels["finished_reason"]] += int(sample.value)
+            elif sample.name == FAILED:
+                outcomes[sample.labels["reason"]] += int(sample.value)
+    busy = sums[RUNNING] + sums[WAITING] + sums[KV_USAGE]
+    return Account(outcomes, busy, int(sums[PREEMPTIONS]), int(sums[RESTARTS]))
+
+
+def settled(metrics_url: str) -> Account:
+    """The account once nothing is running, or after a long wait."""
+    end = time.monotonic() + QUIET_S
+    while True:
+        time.sleep(REPORTED_S)
+        account = read(metrics_url)
+        if not account.busy or time.monotonic() > end:
+            return account
+
+
+def troubles(ends: Ends, server: Account) -> list[str]:
+    """What does not add up, a sentence each.
+
+    A client that leaves does not learn how its request ended, nor whether it arrived.
+    """
+    found = list(ends.odd[:10])
+    if server.busy:
+        found.append(f"The server is not idle: {server.busy:g} in use, running or waiting.")
+    if server.restarts:
+        found.append(f"The engine was started again {server.restarts} times.")
+    outcomes = {*ends.counts, *server.outcomes} - {"left", "lost"}
+    more = {name: server.outcomes.get(name, 0) - ends.counts[name] for name in outcomes}
+    for name, count in more.items():
+        if count < 0:
+            found.append(f"Clients had {-count} more answers '{name}' than the server counted.")
+    for name in {"invalid", "engine_lost", "unloaded"} & more.keys():
+        if more[name]:
+            found.append(f"The server counted {more[name]} more '{name}' than clients saw.")
+    left = ends.counts["left"]
+    if not ends.left_begun <= sum(more.values()) <= left:
+        found.append(
+            f"{left} clients left, {ends.left_begun} of them in the midst of an answer, but the "
+            f"server counted {sum(more.values())} more ends than other clients saw."
+        )
+    return found

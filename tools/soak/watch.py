@@ -1,0 +1,112 @@
+"""Memory, processes and shared memory of a server over a long run."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import psutil
+
+from tandem.serving import TritonServer
+from tandem.serving.processes import members
+
+MIB = 1 << 20
+SHM = Path("/dev/shm")
+PAUSE_S = 1.0
+NOISE_MIB = 24.0  # growth that allocators explain
+NOISE_SHARE = 0.05
+MODULES = {"tandem.service_worker": "engine", "tandem.runners.rank_worker": "rank"}
+
+
+class Sample(NamedTuple):
+    """A process at a moment."""
+
+    seconds: float
+    """Since the watch began."""
+    mib: float
+    """Resident."""
+
+
+class Footprint(NamedTuple):
+    """What a server occupies beside memory."""
+
+    processes: int
+    regions: int
+    """Entries in /dev/shm."""
+    region_mib: float
+
+
+def footprint(server: TritonServer) -> Footprint:
+    """Of a server, now."""
+    sizes = [path.stat().st_size for path in SHM.glob(f"{server.identity}*")]
+    return Footprint(len(members(server.identity)), len(sizes), sum(sizes) / MIB)
+
+
+def role(process: psutil.Process) -> str:
+    """What a process of a server is."""
+    command = process.cmdline()
+    named = [name for module, name in MODULES.items() if module in command]
+    return named[0] if named else Path(command[0]).name if command else "ended"
+
+
+class Watch:
+    """Samples all processes of a server while it is open."""
+
+    def __init__(self, server: TritonServer) -> None:
+        self.samples: dict[str, list[Sample]] = {}
+        """By what the process is, and its id."""
+        self._server = server
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._began = time.monotonic()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        triton = psutil.Process(self._server.pid)
+        while not self._over.wait(PAUSE_S):
+            for process in [triton, *triton.children(recursive=True)]:
+                try:
+                    name = f"{role(process)} ({process.pid})"
+                    mib = process.memory_info().rss / MIB
+                except psutil.Error:
+                    continue  # it has just ended
+                sample = Sample(time.monotonic() - self._began, mib)
+                self.samples.setdefault(name, []).append(sample)
+
+
+class Trend(NamedTuple):
+    """A process's memory over the second half of a run."""
+
+    mean_mib: float
+    growth_mib: float
+    """By the slope of a straight line."""
+
+    @property
+    def flat(self) -> bool:
+        """Whether it is no more than allocators explain."""
+        return self.growth_mib <= NOISE_MIB + NOISE_SHARE * self.mean_mib
+
+
+def trend(samples: Sequence[Sample]) -> Trend:
+    """Of two samples or more."""
+    half = samples[len(samples) // 2 :] if len(samples) > 3 else samples
+    seconds, mib = [one.seconds for one in half], [one.mib for one in half]
+    slope = statistics.linear_regression(seconds, mib).slope
+    return Trend(statistics.fmean(mib), slope * (seconds[-1] - seconds[0]))
