@@ -25,7 +25,6 @@ class Answer(NamedTuple):
     """That each of these brings."""
     drafted: int
     accepted: int
-    rounds: int
 
 
 def command(model: str, url: str, load: Load, count: int, folder: Path) -> list[str]:
@@ -49,7 +48,7 @@ def command(model: str, url: str, load: Load, count: int, folder: Path) -> list[
 
 
 def run(arguments: list[str]) -> str | None:
-    """None, or why it failed: the server's sentence, such as that of a full queue."""
+    """None, or why there are no answers: the server's sentence, such as that of a full queue."""
     if not PROGRAM.exists():
         raise ProfileError(f"{PROGRAM} is missing: run tools/setup/perf_analyzer.sh.")
     try:
@@ -59,7 +58,8 @@ def run(arguments: list[str]) -> str | None:
     except subprocess.TimeoutExpired:
         return f"perf_analyzer was not done after {LIMIT_S} s: measure fewer requests."
     if ended.returncode == 0:
-        return None
+        whole = Path(arguments[-1]).stat().st_size > 0
+        return None if whole else "perf_analyzer left its export empty: measure again."
     said = _ERROR.search(ended.stderr + ended.stdout)
     return said[1] if said else f"perf_analyzer ended with exit code {ended.returncode}."
 
@@ -93,5 +93,4 @@ def _answer(request: dict[str, Any]) -> Answer:
         [tokens for _, tokens in got],
         last["total_draft_tokens"],
         last["total_accepted_draft_tokens"],
-        last["num_rounds"],
     )

@@ -30,8 +30,8 @@ class Point(NamedTuple):
     """Seconds from sending a request to its last token."""
     acceptance_rate: float | None
     """Of drafted tokens; None: nothing was drafted."""
-    tokens_per_round: float
-    """Tokens that a pass of the target yields for a request."""
+    tokens_per_pass: float
+    """That a pass of the target yields for a request, behind its first token."""
     preemptions: int
     """Requests that lost their KV cache to others, by the server's count."""
     failure: str | None = None
@@ -54,8 +54,8 @@ def measured(
     """Of each repeat's answers, in the order of sending, the first `ramp` are not counted."""
     answers = [answer for repeat in repeats for answer in repeat[ramp:]]
     drafted = sum(answer.drafted for answer in answers)
-    rounds = sum(answer.rounds for answer in answers)
     accepted = sum(answer.accepted for answer in answers)
+    decoded = sum(sum(answer.tokens) - 1 for answer in answers)  # the first comes of the prefill
     return Point(
         load,
         draft_tokens,
@@ -64,7 +64,7 @@ def measured(
         _percentiles([gap for one in answers for gap in token_gaps(one)], percentiles),
         _percentiles([one.arrivals[-1] - one.sent for one in answers], percentiles),
         accepted / drafted if drafted else None,
-        1 + accepted / rounds if rounds else 1.0,
+        decoded / (decoded - accepted) if decoded else 1.0,
         preemptions,
     )
 

@@ -76,7 +76,7 @@ def _entry(line: Line) -> str:
 
 def _table(points: Sequence[Point]) -> str:
     percentiles = next((list(one.ttft) for one in points if one.ttft), [])
-    columns = ["", "tokens/s", "accepted", "tokens a round"]
+    columns = ["", "tokens/s", "accepted", "tokens a pass"]
     columns += [f"{what} p{each}" for what in ("TTFT", "ITL", "request") for each in percentiles]
     return table(columns, [_row(point, percentiles) for point in points])
 
@@ -91,7 +91,7 @@ def _row(point: Point, percentiles: Sequence[int]) -> list[str]:
         for of in (point.ttft, point.itl, point.request)
         for each in percentiles
     ]
-    return [name, _speed(point), accepted, f"{point.tokens_per_round:.2f}", *times]
+    return [name, _speed(point), accepted, f"{point.tokens_per_pass:.2f}", *times]
 
 
 def _speed(point: Point) -> str:
