@@ -15,8 +15,6 @@ from tools.load_profiles.advice import (
 from tools.load_profiles.points import Point, failed
 from tools.load_profiles.profile import Load
 
-QUIET = 1.0
-
 
 def point(clients, length, *speeds, rate=0.6, preemptions=0):
     return Point(
@@ -84,9 +82,9 @@ def test_lines_where_speculation_stops_paying():
     assert found == {
         "num_speculative_tokens": "4",
         "speculative_disable_by_batch_size": "5",
-        "max_num_seqs": "4",
+        "max_num_seqs": "2",  # 300 tokens/s are nearly 310
         "max_queue_size": "31",  # 310 tokens/s are 6.2 requests/s
-    } or found["speculative_disable_by_batch_size"] in ("4", "5")
+    }
 
 
 def test_lines_where_it_always_pays():

@@ -41,7 +41,8 @@ def loads(points: Sequence[Point], crossing: float | None, path: Path) -> Path:
         axis.spines[["top", "right"]].set_visible(False)
     if crossing is not None:
         speed.axvline(crossing, color="#555555", lw=0.8, ls="--")
-    speed.legend(frameon=False)
+    if speed.get_legend_handles_labels()[0]:
+        speed.legend(frameon=False)
     between.legend(*_percentile_legend(points), frameon=False)
     return saved(figure, path)
 
