@@ -7,7 +7,7 @@ import yaml
 
 from tandem.serving import Endpoints
 from tools.load_profiles import peers
-from tools.load_profiles.profile import FOLDER, ProfileError
+from tools.load_profiles.profile import FOLDER, ProfileError, load_profile
 from tools.load_profiles.sweep import Target
 
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -25,10 +25,9 @@ def shortened(tmp_path, monkeypatch):
     def shorten(tool, name):
         config = yaml.safe_load((FOLDER / tool / f"{name}.yaml").read_text())
         if tool == "aiperf":
-            for key, values in config["sweep"]["parameters"].items():
-                config["sweep"]["parameters"][key] = values[-1:]
+            swept = config["sweep"]["parameters"]
+            swept |= {key: [2] for key in swept if key.startswith("phases.")}
             config["benchmark"]["phases"][-1]["requests"] = 4
-            config["benchmark"]["phases"][-1]["concurrency"] = 2
         else:
             for span in config["analyze"].values():
                 span |= {"start": 2, "stop": 2}
@@ -42,7 +41,7 @@ def shortened(tmp_path, monkeypatch):
 
 
 def exports(folder, pattern):
-    return [json.loads(path.read_text()) for path in folder.rglob(pattern)]
+    return [json.loads(path.read_text()) for path in folder.glob(pattern)]
 
 
 @pytest.mark.triton
@@ -52,7 +51,7 @@ def exports(folder, pattern):
 def test_genai_perf(target, shortened, tmp_path, name):
     shortened("genai-perf", name)
     folder = peers.run("genai-perf", name, target, tmp_path / "out")
-    found = exports(folder, "*_genai_perf.json")
+    found = exports(folder, "**/*_genai_perf.json")
     assert len(found) == 2  # plain and speculative
     for one in found:
         assert one["time_to_first_token"]["avg"] > 0 and one["inter_token_latency"]["avg"] > 0
@@ -65,8 +64,11 @@ def test_genai_perf(target, shortened, tmp_path, name):
 def test_aiperf(target, shortened, tmp_path, name):
     shortened("aiperf", name)
     folder = peers.run("aiperf", name, target, tmp_path / "out")
-    (found,) = exports(folder, "profile_export_aiperf_sweep.json")
-    assert "time_to_first_token" in json.dumps(found)
+    found = exports(folder / "sweep", "num_draft_tokens_*/profile_export_aiperf.json")
+    assert len(found) == len(load_profile(name).draft_tokens)
+    for one in found:
+        assert one["request_count"]["avg"] == 4 and one["request_error_rate"]["avg"] == 0
+        assert one["time_to_first_token"]["avg"] > 0 and one["inter_token_latency"]["avg"] > 0
 
 
 def test_what_is_missing_is_named(tmp_path, monkeypatch):

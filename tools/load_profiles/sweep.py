@@ -51,6 +51,7 @@ class Sweep:
     def run(self, console: Console) -> list[Point]:
         """All points, in the order of the profile. Raises `ProfileError` when the server refuses
         what the profile sends."""
+        self._preemptions()  # a wrong port is told before anything is measured
         for draft_tokens in self.profile.draft_tokens:  # channels, caches and costs come to rest
             answers = self._measure(WARM_UP, draft_tokens, 4, f"warm-up-{draft_tokens}")
             if isinstance(answers, str):
