@@ -24,7 +24,8 @@ def point(clients, length, *speeds, rate=0.6, preemptions=0):
         {50: 0.1},
         {50: 0.01},
         {50: 0.5},
-        rate if length else None,
+        100 if length else 0,
+        int(100 * rate) if length else 0,
         1.0,
         preemptions,
     )

@@ -1,10 +1,12 @@
 """From perf_analyzer's export to figures."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from tools.load_profiles import perf_analyzer
 from tools.load_profiles.perf_analyzer import Answer, read_export
 from tools.load_profiles.points import failed, measured, throughput, token_gaps
 from tools.load_profiles.profile import Load, ProfileError
@@ -70,7 +72,7 @@ def test_a_point_over_two_repeats():
     assert point.ttft == {50: 2.5}
     assert point.itl == {50: 0.5}  # of 0.25 and 0.5, four each, and of 0.5, two each
     assert point.request == {50: 4.0}
-    assert point.acceptance_rate == 5 / 20
+    assert (point.drafted, point.accepted, point.acceptance_rate) == (20, 5, 5 / 20)
     assert point.tokens_per_pass == 12 / (12 - 5)
     assert point.preemptions == 2
 
@@ -82,3 +84,11 @@ def test_without_drafts_there_is_no_acceptance_rate():
     single = [Answer(0.0, [1.0], [1], 0, 0), Answer(1.0, [2.0], [1], 0, 0)]
     assert measured(LOAD, 0, [single], 0, (50,), 0).itl == {}
     assert failed(LOAD, 0, "The queue is full.").failure == "The queue is full."
+
+
+def test_an_empty_export_is_told(tmp_path, monkeypatch):
+    (tmp_path / "export.json").write_text("")
+    ended = subprocess.CompletedProcess([], 0, "", "")
+    monkeypatch.setattr(subprocess, "run", lambda *arguments, **options: ended)
+    arguments = perf_analyzer.command("tandem", "host:1", Load("concurrency", 1), 1, tmp_path)
+    assert perf_analyzer.run(arguments) == "perf_analyzer left its export empty: measure again."

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tools.load_profiles.points import Point
+from tools.load_profiles.profile import Load
 
 PAYS = 1.03
 """Times plain decoding's tokens a second from which on speculation pays: less is noise."""
@@ -83,7 +84,7 @@ def _speculation(points: Sequence[Point], length: int) -> list[Line]:
         return [Line("speculative_method", "none", why)]
     of = gains(points, length)
     most = max(of, key=of.__getitem__)
-    why = f"{of[most]:.2f} times plain decoding with {most:g} clients"
+    why = f"{of[most]:.2f} times plain decoding with {Load('concurrency', most)}"
     lines = [Line("num_speculative_tokens", str(length), why)]
     if (stops := crossover(of)) is not None:
         why = f"speculation stops paying at about {stops:.1f} requests at once"
@@ -109,14 +110,12 @@ def remarks(points: Sequence[Point]) -> list[str]:
     found = []
     length = best_length(points) or max(point.draft_tokens for point in points)
     longest = max(point.draft_tokens for point in points)
-    rates = [
-        one.acceptance_rate
-        for one in points
-        if one.draft_tokens == length and one.acceptance_rate is not None
-    ]
-    if not rates:
+    of_length = [one for one in points if one.draft_tokens == length]
+    drafted = sum(one.drafted for one in of_length)
+    rate = sum(one.accepted for one in of_length) / max(1, drafted)
+    if not drafted:
         found.append("The server drafted nothing: is a speculative_method configured?")
-    elif (rate := statistics.mean(rates)) > HIGH and length == longest:
+    elif rate > HIGH and length == longest:
         found.append(
             f"{rate:.0%} of the drafted tokens are accepted: measure longer drafts too "
             "(draft_tokens here, num_speculative_tokens of the server)."

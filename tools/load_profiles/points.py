@@ -28,8 +28,9 @@ class Point(NamedTuple):
     """Seconds between tokens: tokens that arrive together share the time since the last ones."""
     request: Percentiles
     """Seconds from sending a request to its last token."""
-    acceptance_rate: float | None
-    """Of drafted tokens; None: nothing was drafted."""
+    drafted: int
+    accepted: int
+    """Of the drafted tokens."""
     tokens_per_pass: float
     """That a pass of the target yields for a request, behind its first token."""
     preemptions: int
@@ -41,6 +42,11 @@ class Point(NamedTuple):
     def speed(self) -> float:
         """Tokens a second, the median repeat."""
         return float(np.median(self.tokens_per_second))
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """None: nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else None
 
 
 def measured(
@@ -63,14 +69,15 @@ def measured(
         _percentiles([one.arrivals[0] - one.sent for one in answers], percentiles),
         _percentiles([gap for one in answers for gap in token_gaps(one)], percentiles),
         _percentiles([one.arrivals[-1] - one.sent for one in answers], percentiles),
-        accepted / drafted if drafted else None,
+        drafted,
+        accepted,
         decoded / (decoded - accepted) if decoded else 1.0,
         preemptions,
     )
 
 
 def failed(load: Load, draft_tokens: int, why: str) -> Point:
-    return Point(load, draft_tokens, [], {}, {}, {}, None, 1.0, 0, why)
+    return Point(load, draft_tokens, [], {}, {}, {}, 0, 0, 1.0, 0, why)
 
 
 def throughput(answers: Sequence[Answer], ramp: int) -> float:

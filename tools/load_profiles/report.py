@@ -85,7 +85,8 @@ def _row(point: Point, percentiles: Sequence[int]) -> list[str]:
     name = f"{point.load}, {plots.title(point.draft_tokens)}"
     if point.failure:
         return [f"{name}: {point.failure}", *[""] * (3 + 3 * len(percentiles))]
-    accepted = "" if point.acceptance_rate is None else f"{point.acceptance_rate:.0%}"
+    rate = point.acceptance_rate
+    accepted = "" if rate is None else f"{rate:.0%} of {point.drafted}"
     times = [
         f"{1e3 * of[each]:.1f} ms" if each in of else ""
         for of in (point.ttft, point.itl, point.request)

@@ -45,8 +45,6 @@ class Sweep:
         self.target = target
         self.folder = folder
         self.prompts = profile.prompts()
-        self.commands: list[str] = []
-        """As a shell would take them."""
 
     def run(self, console: Console) -> list[Point]:
         """All points, in the order of the profile. Raises `ProfileError` when the server refuses
@@ -104,7 +102,7 @@ class Sweep:
             (folder / "intervals").write_text("\n".join(map(str, gaps)), encoding="utf-8")
         model, endpoints = self.target
         arguments = perf_analyzer.command(model, endpoints.grpc, load, count, folder)
-        self.commands.append(shlex.join(arguments))
+        (folder / "command").write_text(shlex.join(arguments) + "\n", encoding="utf-8")
         why = perf_analyzer.run(arguments)
         return why if why else perf_analyzer.read_export(folder / "export.json")
 
