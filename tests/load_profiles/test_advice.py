@@ -49,6 +49,12 @@ def test_a_gain_is_of_repeats_that_follow_each_other():
     assert gains(points, 4) == {1: 1.5}
 
 
+def test_one_lucky_repeat_is_no_gain():
+    points = [point(8, 0, 243, 551), point(8, 4, 334, 510)]
+    assert gains(points, 4) == {8: 510 / 551}
+    assert lines(points)["speculative_method"] == "none"
+
+
 def test_only_what_was_served_is_compared():
     points = [point(1, 0, 100), point(1, 4, 150), point(2, 0, 100)]
     points += [failed(Load("concurrency", 2), 4, "The queue is full.")]

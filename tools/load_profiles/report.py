@@ -60,7 +60,8 @@ def verdict(points: Sequence[Point], length: int) -> str:
         where = f"It pays nowhere from {least:g} to {most:g} clients"
     else:
         where = f"It stops paying at about **{crossing:.1f} clients**"
-    return f"{where}. Tokens/s with {length} drafted, as a multiple of plain decoding's: {ratios}."
+    compared = f"Tokens/s with {length} drafted, as a multiple of plain decoding's in the least"
+    return f"{where}. {compared} favourable repeat: {ratios}."
 
 
 def _lines(profile: Profile, points: Sequence[Point]) -> list[str]:
