@@ -9,6 +9,7 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("svg")
+matplotlib.rcParams["svg.hashsalt"] = "tandem"  # otherwise each run has ids of its own
 
 from matplotlib import pyplot as plt
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogFormatter
 
 from benchmarks.figures import OTHERS, OURS, plt, powers_of_two, saved
 from tools.load_profiles.points import Percentiles, Point
@@ -26,15 +28,16 @@ def loads(points: Sequence[Point], crossing: float | None, path: Path) -> Path:
     (speed, acceptance), (first, between) = panels
     _lines(speed, points, lambda one: {0: one.speed})
     speed.set_title("tokens/s of all requests", loc="left")
-    _lines(acceptance, points, lambda one: {0: 100 * (one.acceptance_rate or 0)}, plain=False)
+    speed.set_ylim(bottom=0)
+    _lines(acceptance, points, lambda one: {0: _percent(one.acceptance_rate)}, plain=False)
     acceptance.set_title("% of drafted tokens accepted", loc="left")
     acceptance.set_ylim(0, 100)
     _lines(first, points, lambda one: _milliseconds(one.ttft))
     first.set_title("time to first token, ms", loc="left")
-    first.set_yscale("log")
+    _logarithmic(first)
     _lines(between, points, lambda one: _milliseconds(one.itl))
     between.set_title("between tokens, ms", loc="left")
-    between.set_yscale("log")
+    _logarithmic(between)
     for axis in panels.flat:
         powers_of_two(axis, sorted({one.load.value for one in points}))
         axis.set_xlabel(AXES[points[0].load.kind])
@@ -45,6 +48,18 @@ def loads(points: Sequence[Point], crossing: float | None, path: Path) -> Path:
         speed.legend(frameon=False)
     between.legend(*_percentile_legend(points), frameon=False)
     return saved(figure, path)
+
+
+def _percent(share: float | None) -> float:
+    """Not a number where nothing was drafted: no point is drawn."""
+    return math.nan if share is None else 100 * share
+
+
+def _logarithmic(axis: Any) -> None:
+    """With plain numbers at the ticks."""
+    axis.set_yscale("log")
+    for ticks in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
+        ticks(LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
 
 
 def _milliseconds(percentiles: Percentiles) -> dict[int, float]:
