@@ -9,11 +9,12 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("svg")
-matplotlib.rcParams["svg.hashsalt"] = "tandem"  # otherwise each run has ids of its own
 
 from matplotlib import pyplot as plt
 
 __all__ = ["OTHERS", "OURS", "plt", "powers_of_two", "saved"]
+
+plt.rcParams["svg.hashsalt"] = "tandem"  # otherwise each run has ids of its own
 
 OURS, OTHERS = "#1a7f64", "#a9b4b0"
 
