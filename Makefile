@@ -1,9 +1,11 @@
 .DEFAULT_GOAL := help
 # vLLM's environment is made only by the targets that need it.
-.PHONY: help setup setup-vllm setup-peers serve demo test test-vllm soak bench lint format lock clean
+.PHONY: help setup setup-vllm setup-peers setup-profile serve demo profile test test-vllm \
+	test-load-tools soak bench lint format lock clean
 
 BIN := .venv/bin
 MODEL ?= tandem
+HOST ?= 127.0.0.1
 HTTP_PORT ?= 8000
 GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
@@ -20,11 +22,14 @@ NEEDS = $(if $(shell grep -s 'key: "engine" value { string_value: "vllm"' \
 METHOD ?=
 TREE ?=
 TOKENS ?=
+# A file of perf_analyzer_configs/, or a path, and what measures it: see docs/profiles.md
+PROFILE ?= chat
+TOOL ?= perf_analyzer
 # Arguments for the demo and for pytest, for example: make test ARGS="-k serving -x"
 ARGS ?=
 
 help: ## this table
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
 
 setup: ## make .venv and .triton, or nothing when they are up to date
 	@tools/setup/setup.sh
@@ -36,8 +41,16 @@ serve: setup $(NEEDS) ## serve MODEL on HTTP_PORT, GRPC_PORT and METRICS_PORT un
 demo: setup $(NEEDS) ## start a server on free ports and compare plain with speculative decoding
 	@$(BIN)/tandem demo --model $(MODEL) $(OVERRIDES) $(ARGS)
 
-test: setup ## run every test but vLLM's; those that need a GPU are skipped without one
-	@$(BIN)/python -m pytest -m "not vllm" $(ARGS)
+setup-profile: setup
+	@tools/setup/perf_analyzer.sh
+	@$(if $(filter-out perf_analyzer,$(TOOL)),tools/setup/load_tools.sh)
+
+profile: setup-profile $(NEEDS) ## measure the load profile PROFILE with and without speculation, and report
+	@$(BIN)/python -m tools.load_profiles $(PROFILE) --tool $(TOOL) --model $(MODEL) --host $(HOST) \
+		--http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT) $(OVERRIDES)
+
+test: setup-profile ## run every test but those of vLLM and load tools; a GPU's are skipped without one
+	@$(BIN)/python -m pytest -m "not vllm and not load_tools" $(ARGS)
 
 setup-vllm: setup ## make .venv-vllm, or nothing when it is up to date
 	@tools/setup/vllm.sh
@@ -51,6 +64,10 @@ soak: setup ## 30 minutes of mixed traffic, a minute of overload, 50 loads and u
 	@for run in traffic overload reloads; do \
 		$(BIN)/python -m tools.soak $$run --model $(MODEL) --plot .cache/soak/$$run.svg || exit 1; \
 	done
+
+test-load-tools: TOOL = all
+test-load-tools: setup-profile ## run the tests that need genai-perf and aiperf
+	@$(BIN)/python -m pytest -m load_tools $(ARGS)
 
 setup-peers: setup-vllm ## make the environments of the engines that `bench` compares with
 	@tools/setup/openvino.sh
@@ -72,5 +89,5 @@ lock: setup ## pin the newest versions that pyproject.toml allows
 	@tools/setup/lock.sh
 
 clean: ## remove what the other targets made
-	rm -rf .venv .venv-vllm .venv-openvino .cache .triton .triton.* .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf .venv .venv-vllm .venv-openvino .venv-profile .perf_analyzer .cache .triton .triton.* .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -5,17 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("svg")
-
-from matplotlib import pyplot as plt
-
 from benchmarks.adaptive import ADAPTIVE, TITLES, speeds
 from benchmarks.common import ROOT
+from benchmarks.figures import OTHERS, OURS, plt, powers_of_two, saved
 
 FOLDER = ROOT / "docs" / "plots"
-OURS, OTHERS = "#1a7f64", "#a9b4b0"
 COLOURS = dict(zip(TITLES, ("#555555", "#c9b458", "#d98c3f", "#c0504d", OURS), strict=True))
 
 
@@ -38,7 +32,7 @@ def compare(found: dict[str, Any]) -> Path:
         axis.bar_label(bars, [f"{value:.0f}" for value in values], padding=3)
         axis.set_title(f"{name}: tokens/s, one request, held-out prompts", loc="left")
         axis.spines[["top", "right"]].set_visible(False)
-    return _saved(figure, "compare")
+    return saved(figure, FOLDER / "compare.svg")
 
 
 def adaptive(found: dict[str, Any]) -> Path:
@@ -50,20 +44,10 @@ def adaptive(found: dict[str, Any]) -> Path:
             ratios = [speeds(of)[title] / speeds(of)[TITLES[0]] for of in found[case].values()]
             wide = 2.6 if title == ADAPTIVE else 1.4
             axis.plot(counts, ratios, marker="o", color=COLOURS[title], label=title, lw=wide, ms=4)
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(counts, [str(count) for count in counts])
+        powers_of_two(axis, counts)
         axis.set_title(case, loc="left")
         axis.set_xlabel("requests at once")
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("tokens/s by plain decoding's")
     axes[0].legend(frameon=False)
-    return _saved(figure, "adaptive")
-
-
-def _saved(figure: Any, name: str) -> Path:
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    path = FOLDER / f"{name}.svg"
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
-    return path
+    return saved(figure, FOLDER / "adaptive.svg")

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import plots
 from benchmarks.adaptive import ADAPTIVE, TITLES, speeds
 from benchmarks.common import RESULTS, ROOT
+from benchmarks.markdown import machine_line, table
 from benchmarks.steps import ROWS
 
 OUT = ROOT / "BENCHMARKS.md"
@@ -78,7 +78,11 @@ def _compare(found: dict[str, Any] | None) -> list[str]:
         return [COMPARE, MISSING]
     versions = {k: v for target in found["targets"].values() for k, v in target["versions"].items()}
     listed = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
-    parts = [COMPARE, f"{_machine(found)} {listed}.", _image(plots.compare(found), "Tokens/s")]
+    parts = [
+        COMPARE,
+        f"{machine_line(found['machine'])} {listed}.",
+        _image(plots.compare(found), "Tokens/s"),
+    ]
     for name, target in found["targets"].items():
         first = next(iter(target["heldout"].values()))["tokens_per_second"]
         again = next(iter(target["repetitive"].values()))["tokens_per_second"]
@@ -98,17 +102,17 @@ def _compare(found: dict[str, Any] | None) -> list[str]:
             )
         size = target["weights_bytes"] / 1e6
         columns = ["", "held-out: tokens/s", "of plain", "repetitive", "of plain", "same text"]
-        parts += [f"### {name} ({size:.0f} MB of weights)", _table(columns, rows)]
+        parts += [f"### {name} ({size:.0f} MB of weights)", table(columns, rows)]
     return parts
 
 
 def _throughput(found: dict[str, Any] | None) -> list[str]:
     if found is None:
         return [THROUGHPUT, MISSING]
-    table = found["tokens/s"]
-    titles = next(iter(table.values()))
-    rows = [(title, *(f"{of[title]:.0f}" for of in table.values())) for title in titles]
-    return [THROUGHPUT, _machine(found), _table(["requests", *table], rows)]
+    speeds_of = found["tokens/s"]
+    titles = next(iter(speeds_of.values()))
+    rows = [(title, *(f"{of[title]:.0f}" for of in speeds_of.values())) for title in titles]
+    return [THROUGHPUT, machine_line(found["machine"]), table(["requests", *speeds_of], rows)]
 
 
 def _steps(found: dict[str, Any] | None) -> list[str]:
@@ -131,17 +135,21 @@ def _steps(found: dict[str, Any] | None) -> list[str]:
     ]
     return [
         STEPS,
-        _machine(found),
-        _table(columns, rows),
+        machine_line(found["machine"]),
+        table(columns, rows),
         HOST,
-        _table(["", "ms a step", "not in a pass"], host),
+        table(["", "ms a step", "not in a pass"], host),
     ]
 
 
 def _adaptive(found: dict[str, Any] | None) -> list[str]:
     if found is None:
         return [ADAPTIVE_TEXT, MISSING]
-    parts = [ADAPTIVE_TEXT, _machine(found), _image(plots.adaptive(found), "The sweep")]
+    parts = [
+        ADAPTIVE_TEXT,
+        machine_line(found["machine"]),
+        _image(plots.adaptive(found), "The sweep"),
+    ]
     for case in ("easy", "mixed", "hopeless"):
         rows = []
         for concurrency, of in found[case].items():
@@ -150,7 +158,7 @@ def _adaptive(found: dict[str, Any] | None) -> list[str]:
             ratio = f"{got[ADAPTIVE] / best:.2f}×"
             rows.append((concurrency, *(f"{got[title]:.0f}" for title in TITLES), ratio))
         columns = [f"{case}, requests", *TITLES, "adaptive by the best other"]
-        parts.append(_table(columns, rows))
+        parts.append(table(columns, rows))
     return parts
 
 
@@ -176,7 +184,13 @@ def _methods(found: dict[str, Any] | None) -> list[str]:
     ]
     text = "Mixtures against their parts, turn by turn with nothing else in between:"
     titles = ["a mixture", "by its part", "median", "quartiles"]
-    return [METHODS, _machine(found), _table(columns, rows), text, _table(titles, mixtures)]
+    return [
+        METHODS,
+        machine_line(found["machine"]),
+        table(columns, rows),
+        text,
+        table(titles, mixtures),
+    ]
 
 
 def _serving(found: dict[str, Any] | None) -> list[str]:
@@ -187,7 +201,11 @@ def _serving(found: dict[str, Any] | None) -> list[str]:
         for name, of in found.items()
         if name.startswith("batch")
     ]
-    return [SERVING, _machine(found), _table(["", "in-process", "Triton", "ratio"], rows)]
+    return [
+        SERVING,
+        machine_line(found["machine"]),
+        table(["", "in-process", "Triton", "ratio"], rows),
+    ]
 
 
 SECTIONS = {
@@ -198,19 +216,6 @@ SECTIONS = {
     "methods": _methods,
     "serving": _serving,
 }
-
-
-def _machine(found: dict[str, Any]) -> str:
-    of = found["machine"]
-    return (
-        f"{of['cpu']}, {of['threads']} threads, {of['instructions']}, reads "
-        f"{of['read_gb_per_s']} GB/s; Python {of['python']}, torch {of['torch']}."
-    )
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(columns) + " |", "|---" + "|---:" * (len(columns) - 1) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
 def _image(path: Path, text: str) -> str:

@@ -57,7 +57,7 @@ def serve(
     from tandem.serving.overrides import overridden
     from tandem.serving.server import ServerOptions
 
-    with overridden(model_repository, model, _settings(set_)) as repository:
+    with overridden(model_repository, model, settings(set_)) as repository:
         options = ServerOptions(
             model_repository=repository,
             models=tuple(model),
@@ -87,7 +87,7 @@ def demo(
     from tandem.serving.overrides import overridden
     from tandem.serving.server import ServerOptions
 
-    with overridden(model_repository, [model], _settings(set_)) as repository:
+    with overridden(model_repository, [model], settings(set_)) as repository:
         options = ServerOptions(repository, (model,), triton=triton)
         code = run_demo(options, context.args, Console())
     raise typer.Exit(code)
@@ -117,7 +117,7 @@ def ranks(
     """Show what each tensor-parallel rank holds and how often ranks must talk."""
     from tandem.ranks import show
 
-    show(model_repository / model, _settings(set_), Console())
+    show(model_repository / model, settings(set_), Console())
 
 
 @app.command()
@@ -139,7 +139,7 @@ def generate(
     """Stream completions from an engine, without a server."""
     from tandem.generate import run
 
-    parameters = _settings(set_) | {"model": str(model.resolve())}
+    parameters = settings(set_) | {"model": str(model.resolve())}
     if draft_model:
         parameters["draft_model"] = str(draft_model.resolve())
     sampling = {
@@ -167,10 +167,10 @@ def fit_tree(
     from tandem.fit_tree import run as run_fit
 
     folder = model_repository / model
-    run_fit(folder, _settings(set_), prompts, nodes, depth, max_tokens)
+    run_fit(folder, settings(set_), prompts, nodes, depth, max_tokens)
 
 
-def _settings(items: list[str] | None) -> dict[str, str]:
+def settings(items: list[str] | None) -> dict[str, str]:
     settings = {}
     for item in items or []:
         key, equals, value = item.partition("=")

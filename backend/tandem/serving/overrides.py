@@ -31,12 +31,12 @@ def _overlay(source: Path, target: Path, parameters: Mapping[str, str]) -> None:
         if path.name != "config.pbtxt":
             (target / path.name).symlink_to(path.resolve())
     # The last entry of a key wins.
-    entries = [_entry(key, value) for key, value in parameters.items()]
+    entries = [entry(key, value) for key, value in parameters.items()]
     text = (source / "config.pbtxt").read_text(encoding="utf-8")
     (target / "config.pbtxt").write_text("\n".join([text, *entries]), encoding="utf-8")
 
 
-def _entry(key: str, value: str) -> str:
+def entry(key: str, value: str) -> str:
     return f"parameters {{ key: {_quoted(key)} value {{ string_value: {_quoted(value)} }} }}\n"
 
 

@@ -1,0 +1,138 @@
+"""Where speculation stops paying, and what is recommended for it."""
+
+import pytest
+
+from tandem.config import EngineConfig
+from tools.load_profiles.advice import (
+    PAYS,
+    best_length,
+    crossover,
+    gains,
+    most_apart,
+    recommend,
+    remarks,
+)
+from tools.load_profiles.points import Point, failed
+from tools.load_profiles.profile import Load
+
+
+def point(clients, length, *speeds, rate=0.6, preemptions=0):
+    return Point(
+        Load("concurrency", clients),
+        length,
+        list(speeds),
+        {50: 0.1},
+        {50: 0.01},
+        {50: 0.5},
+        100 if length else 0,
+        int(100 * rate) if length else 0,
+        1.0,
+        preemptions,
+    )
+
+
+def sweep(**of_lengths):
+    """`plain=[…], d4=[…]`: tokens/s with 1, 2, 4, … clients."""
+    return [
+        point(2**place, 0 if name == "plain" else int(name[1:]), speed)
+        for name, speeds in of_lengths.items()
+        for place, speed in enumerate(speeds)
+    ]
+
+
+def lines(points, output_tokens=50, wait=5):
+    return {line.key: line.value for line in recommend(points, output_tokens, wait)}
+
+
+def test_a_gain_is_of_repeats_that_follow_each_other():
+    points = [point(1, 0, 100, 50, 80), point(1, 4, 150, 75, 400)]
+    assert gains(points, 4) == {1: 1.5}
+
+
+def test_one_lucky_repeat_is_no_gain():
+    points = [point(8, 0, 243, 551), point(8, 4, 334, 510)]
+    assert gains(points, 4) == {8: 510 / 551}
+    assert lines(points)["speculative_method"] == "none"
+
+
+def test_only_what_was_served_is_compared():
+    points = [point(1, 0, 100), point(1, 4, 150), point(2, 0, 100)]
+    points += [failed(Load("concurrency", 2), 4, "The queue is full.")]
+    points += [point(1, 4, 1)._replace(load=Load("request_rate", 8))]
+    assert gains(points, 4) == {1: 1.5}
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ({1: 2.0, 2: 1.5, 4: 1.1}, None),
+        ({1: 0.9, 2: 0.8}, 1),
+        ({1: 1.0, 2: 1.01}, 1),  # within the noise
+        ({1: 2.0, 4: 2 * PAYS - 2.0}, 2.0),  # half-way, logarithmically
+        ({1: 2.0, 2: 0.9, 4: 1.5, 8: PAYS - 0.47 / 3}, pytest.approx(4 * 2**0.75)),
+        ({1: 0.9, 2: 1.5}, None),
+        ({}, None),
+    ],
+)
+def test_the_crossover(found, expected):
+    assert crossover(found) == expected
+
+
+def test_the_best_length_pays_and_is_best_on_the_whole():
+    assert best_length(sweep(plain=[100, 100], d2=[140, 130], d4=[170, 90])) == 2
+    assert best_length(sweep(plain=[100, 100], d2=[130, 120], d4=[170, 110])) == 4
+    assert best_length(sweep(plain=[100, 100], d2=[99, 80])) == 0
+
+
+def test_lines_where_speculation_stops_paying():
+    found = lines(sweep(plain=[100, 180, 300, 400], d4=[200, 300, 310, 300]))
+    assert found == {
+        "num_speculative_tokens": "4",
+        "speculative_disable_by_batch_size": "5",
+        "max_num_seqs": "2",  # 300 tokens/s are nearly 310
+        "max_queue_size": "31",  # 310 tokens/s are 6.2 requests/s
+    }
+
+
+def test_lines_where_it_always_pays():
+    found = lines(sweep(plain=[100, 180, 300], d4=[200, 300, 500]), wait=2)
+    assert found == {"num_speculative_tokens": "4", "max_queue_size": "20"}
+
+
+def test_lines_where_it_never_pays():
+    found = lines(sweep(plain=[100, 180, 182], d4=[80, 90, 90]))
+    assert found == {"speculative_method": "none", "max_num_seqs": "2", "max_queue_size": "18"}
+
+
+def test_a_queue_always_has_a_place():
+    assert lines(sweep(plain=[1], d4=[2]), output_tokens=500)["max_queue_size"] == "1"
+
+
+def test_without_concurrencies_nothing_is_recommended():
+    at_rates = [one._replace(load=Load("request_rate", 2)) for one in sweep(plain=[9], d4=[9])]
+    assert recommend(at_rates, 50, 5) == []
+    nothing = [failed(Load("concurrency", 1), length, "No.") for length in (0, 4)]
+    assert recommend(nothing, 50, 5) == []
+    assert remarks(nothing) == ["The server drafted nothing: is a speculative_method configured?"]
+
+
+@pytest.mark.parametrize("speeds", [[80, 90, 60], [200, 300, 310], [200, 150, 80]])
+def test_the_engine_takes_what_is_recommended(tmp_path, speeds):
+    found = lines(sweep(plain=[100, 180, 182], d4=speeds))
+    EngineConfig(model=tmp_path, draft_model=tmp_path, **found)
+
+
+def test_remarks():
+    quiet = sweep(plain=[100], d4=[150])
+    assert remarks(quiet) == []
+    assert "90% of the drafted tokens" in remarks([point(1, 0, 9), point(1, 4, 18, rate=0.9)])[0]
+    assert "Only 20%" in remarks([point(1, 0, 9), point(1, 4, 18, rate=0.2)])[0]
+    assert "preempted" in remarks([*quiet, point(2, 4, 9, preemptions=1)])[0]
+    noisy = [point(1, 0, 100, 130), point(1, 4, 150, 150)]
+    assert most_apart(noisy[0]) == pytest.approx(0.3)
+    assert "differ by up to 30%" in remarks(noisy)[0]
+
+
+def test_a_longer_draft_is_suggested_only_behind_the_longest():
+    points = [point(1, 0, 9), point(1, 2, 20, rate=0.9), point(1, 4, 18, rate=0.9)]
+    assert remarks(points) == []

@@ -1,0 +1,87 @@
+"""The real perf_analyzer on a real server."""
+
+import re
+
+import pytest
+import yaml
+from rich.console import Console
+
+from tandem.serving import Endpoints
+from tools.load_profiles.__main__ import measure, serving
+from tools.load_profiles.profile import FOLDER, Load, ProfileError, load_profile
+from tools.load_profiles.sweep import Sweep, Target
+
+pytestmark = pytest.mark.triton
+TINY = {
+    "description": "tiny",
+    "inputs": str(FOLDER / "inputs" / "chat.jsonl"),
+    "output_tokens": [6, 12],
+    "sampling": {"temperature": 0},
+    "concurrency": [2],
+    "request_rate": [4],
+    "burst": 2,
+    "requests": 4,
+    "seconds": 1,
+    "repeats": 1,
+    "percentiles": [50, 90],
+}
+
+
+@pytest.fixture
+def target(triton_server):
+    return Target("tandem", triton_server.endpoints)
+
+
+def write(folder, **values):
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(TINY | values))
+    return str(path)
+
+
+def test_a_sweep_and_its_report(target, tmp_path):
+    console = Console(record=True, width=120)
+    path = measure(write(tmp_path), target, tmp_path / "out", console)
+    text = path.read_text()
+    rows = re.findall(
+        r"\| (2 clients|4 requests/s), (plain|4 drafted) \| (\d+) \| (\d+% of \d+)?", text
+    )
+    assert len(rows) == 4
+    for _, how, speed, accepted in rows:
+        assert int(speed) > 0 and bool(accepted) == (how != "plain")
+    assert '{ key: "max_queue_size"' in text
+    assert "4/4" in console.export_text()  # the progress bar's end
+
+
+def test_what_is_measured_is_what_was_sent(target, tmp_path):
+    sweep = Sweep(load_profile(write(tmp_path)), target, tmp_path / "runs")
+    for length in (0, 4):
+        answers = sweep._measure(Load("request_rate", 4), length, 4, f"draft-{length}")
+        assert len(answers) == 4
+        assert all(6 <= sum(answer.tokens) <= 12 for answer in answers)
+        assert (sum(answer.drafted for answer in answers) > 0) == (length > 0)
+
+
+def test_a_refusal_is_the_servers_own_sentence(target, tmp_path):
+    profile = load_profile(write(tmp_path, sampling={"temperature": -1}))
+    with pytest.raises(ProfileError, match=r"warm-up failed: .*'temperature' is -1"):
+        Sweep(profile, target, tmp_path / "runs").run(Console(quiet=True))
+
+
+def test_a_server_that_runs_is_used(target):
+    with serving(target, {}, Console(quiet=True)) as found:
+        assert found is target
+
+
+def test_no_server_elsewhere():
+    away = Target("tandem", Endpoints(*["10.255.255.1:9"] * 3)._replace(http="192.0.2.1:9"))
+    with (
+        pytest.raises(ProfileError, match="start it, or correct MODEL, HOST"),
+        serving(away, {}, Console(quiet=True)),
+    ):
+        pass
+
+
+def test_no_metrics_where_they_should_be(target, tmp_path):
+    wrong = target._replace(endpoints=target.endpoints._replace(metrics="127.0.0.1:9"))
+    with pytest.raises(ProfileError, match="correct METRICS_PORT"):
+        Sweep(load_profile(write(tmp_path)), wrong, tmp_path / "runs").run(Console(quiet=True))

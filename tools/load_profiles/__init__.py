@@ -1,0 +1,1 @@
+"""What `make profile` runs; the profiles themselves are in perf_analyzer_configs/."""

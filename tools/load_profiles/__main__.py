@@ -1,0 +1,112 @@
+"""`make profile`: measures a profile on a server that runs, or on one of its own, and reports."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from benchmarks.common import machine
+from tandem.cli import settings
+from tandem.errors import TandemError
+from tandem.serving import Endpoints, ServerOptions, TritonServer
+from tandem.serving.foreground import interruptible
+from tandem.serving.overrides import overridden
+from tools.load_profiles import peers, report
+from tools.load_profiles.profile import ROOT, ProfileError, load_profile
+from tools.load_profiles.sweep import Sweep, Target
+
+OUT = ROOT / "build" / "profiles"
+LOCAL = ("127.0.0.1", "localhost")
+
+
+def main(
+    profile: Annotated[str, typer.Argument(help="Its name, or a .yaml file.")] = "chat",
+    tool: Annotated[str, typer.Option(help=f"perf_analyzer, {' or '.join(peers.TOOLS)}.")] = (
+        "perf_analyzer"
+    ),
+    model: Annotated[str, typer.Option(help="Model to ask.")] = "tandem",
+    host: Annotated[str, typer.Option(help="Of a server that runs.")] = "127.0.0.1",
+    http_port: int = 8000,
+    grpc_port: int = 8001,
+    metrics_port: int = 8002,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="For a server of its own; repeatable."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the reports.")] = OUT,
+) -> None:
+    """Measure a load profile and write a report."""
+    console = Console()
+    endpoints = Endpoints(*(f"{host}:{port}" for port in (http_port, grpc_port, metrics_port)))
+    try:
+        with interruptible(), serving(Target(model, endpoints), settings(set_), console) as target:
+            if tool == "perf_analyzer":
+                path = measure(profile, target, out / Path(profile).stem, console)
+            else:
+                path = peers.run(tool, profile, target, out)
+        console.print(f"written: {path}", soft_wrap=True)
+    except TandemError as error:
+        Console(stderr=True).print(f"profile: {error}", markup=False, soft_wrap=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def measure(name: str, target: Target, folder: Path, console: Console) -> Path:
+    """The sweep and its report, in place of what an earlier one left in `folder`."""
+    profile = load_profile(name)
+    found = machine()  # before the load, for it measures the memory's speed
+    shutil.rmtree(folder, ignore_errors=True)
+    runs = folder / "runs"
+    points = Sweep(profile, target, runs).run(console)
+    return report.write(Path(name).stem, profile, points, found, folder)
+
+
+@contextmanager
+def serving(wanted: Target, parameters: dict[str, str], console: Console) -> Iterator[Target]:
+    """The server that runs; where none does on this machine, or it is to have other parameters,
+    one on free ports."""
+    host = wanted.endpoints.http.rpartition(":")[0]
+    if not parameters and _ready(wanted):
+        console.print(f"Measuring the server at {wanted.endpoints.grpc}", highlight=False)
+        yield wanted
+    elif host in LOCAL:
+        repository = ROOT / "model_repository"
+        with overridden(repository, [wanted.model], parameters) as served:
+            server = TritonServer(ServerOptions(served, (wanted.model,)))
+            try:
+                server.start()
+                with console.status(f"Triton is loading {wanted.model}"):
+                    server.wait_ready()
+                console.print(f"Measuring a server of its own, {wanted.model}", highlight=False)
+                yield Target(wanted.model, server.endpoints)
+            finally:
+                server.stop()
+    else:
+        raise ProfileError(
+            f"No model {wanted.model!r} is ready at {wanted.endpoints.http}: start it, or correct "
+            "MODEL, HOST and the ports. (Parameters can be set for a local server alone.)"
+        )
+
+
+def _ready(target: Target) -> bool:
+    connection = HTTPConnection(target.endpoints.http, timeout=5)
+    try:
+        connection.request("GET", f"/v2/models/{target.model}/ready")
+        return connection.getresponse().status == 200
+    except (OSError, HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,107 @@
+"""From answers to figures: throughput, latencies, acceptance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from tools.load_profiles.perf_analyzer import Answer
+from tools.load_profiles.profile import Load
+
+Percentiles = dict[int, float]
+
+
+class Point(NamedTuple):
+    """A load with a draft length, over all its repeats."""
+
+    load: Load
+    draft_tokens: int
+    """Asked for; 0: plain decoding."""
+    tokens_per_second: list[float]
+    """Of each repeat."""
+    ttft: Percentiles
+    """Seconds from sending a request to its first token."""
+    itl: Percentiles
+    """Seconds between tokens: tokens that arrive together share the time since the last ones."""
+    request: Percentiles
+    """Seconds from sending a request to its last token."""
+    drafted: int
+    accepted: int
+    """Of the drafted tokens."""
+    tokens_per_pass: float
+    """That a pass of the target yields for a request, behind its first token."""
+    preemptions: int
+    """Requests that lost their KV cache to others, by the server's count."""
+    failure: str | None = None
+    """Why it could not be measured; then there are no figures."""
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second, the median repeat."""
+        return float(np.median(self.tokens_per_second))
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """None: nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else None
+
+
+def measured(
+    load: Load,
+    draft_tokens: int,
+    repeats: Sequence[Sequence[Answer]],
+    ramp: int,
+    percentiles: Sequence[int],
+    preemptions: int,
+) -> Point:
+    """Of each repeat's answers, in the order of sending, the first `ramp` are not counted."""
+    answers = [answer for repeat in repeats for answer in repeat[ramp:]]
+    drafted = sum(answer.drafted for answer in answers)
+    accepted = sum(answer.accepted for answer in answers)
+    decoded = sum(sum(answer.tokens) - 1 for answer in answers)  # the first comes of the prefill
+    return Point(
+        load,
+        draft_tokens,
+        [throughput(repeat, ramp) for repeat in repeats],
+        _percentiles([one.arrivals[0] - one.sent for one in answers], percentiles),
+        _percentiles([gap for one in answers for gap in token_gaps(one)], percentiles),
+        _percentiles([one.arrivals[-1] - one.sent for one in answers], percentiles),
+        drafted,
+        accepted,
+        decoded / (decoded - accepted) if decoded else 1.0,
+        preemptions,
+    )
+
+
+def failed(load: Load, draft_tokens: int, why: str) -> Point:
+    return Point(load, draft_tokens, [], {}, {}, {}, 0, 0, 1.0, 0, why)
+
+
+def throughput(answers: Sequence[Answer], ramp: int) -> float:
+    """Tokens a second while the load is on: from the first counted request's sending to the last
+    one's, of all requests that run meanwhile."""
+    start, end = answers[ramp].sent, answers[-1].sent
+    tokens = sum(
+        count
+        for answer in answers
+        for stamp, count in zip(answer.arrivals, answer.tokens, strict=True)
+        if start < stamp <= end
+    )
+    return tokens / (end - start)
+
+
+def token_gaps(answer: Answer) -> list[float]:
+    """Seconds between tokens, one value for each but the first response's."""
+    gaps = []
+    for (before, after), count in zip(pairwise(answer.arrivals), answer.tokens[1:], strict=True):
+        gaps += [(after - before) / count] * count
+    return gaps
+
+
+def _percentiles(values: list[float], wanted: Sequence[int]) -> Percentiles:
+    if not values:  # single-token answers have no gaps
+        return {}
+    return {each: float(np.percentile(values, each)) for each in wanted}
