@@ -106,6 +106,7 @@ def check_request(service: StandIn, request: Request, codes: Collection[int]) ->
     if error is not None and not (sender.cancelled and error.code == TritonError.CANCELLED):
         assert error.code in codes, str(error)
         check_sentence(str(error))
+    assert error is not None or not sender.cancelled, "it was not noticed that the client left"
     assert good.sender.finals == 1 and good.sender.sent[-1].text()
     assert not model.active
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -154,6 +154,7 @@ large = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 @settings(max_examples=300, suppress_health_check=large)
 @given(REQUESTS)
+@example(Request({"text_input": b"a", "sampling_parameters": b"[" * 30_000}))
 def test_any_request_ends_once_and_the_next_is_served(request_):
     check_request(StandIn(), request_, INVALID)
 
@@ -180,12 +181,18 @@ def served(target, good_draft):
 
 @settings(max_examples=200, suppress_health_check=large)
 @given(LIKELY_REQUESTS)
+@example(Request({"input_ids": np.array([1, 96], np.int32)}))
+@example(Request({"text_input": b"t1", "sampling_parameters": b'{"logit_bias": {"96": 1}}'}))
 def test_an_engine_outlives_any_request(served, request_):
     check_request(Served(served), request_, INVALID)
 
 
 @settings(max_examples=500, suppress_health_check=large)
 @given(CONFIGS, st.booleans())
+@example({"model": "a\0b"}, True)
+@example({"speculative_tree": "[" * 100_000}, True)
+@example({"speculative_tree": "[[[1], 2]]"}, True)
+@example({"vllm_engine_args": "[" * 100_000}, True)
 def test_any_config_is_taken_or_refused_in_a_sentence(parameters, complete):
     check_config({"model": "target", **parameters} if complete else parameters)
 
