@@ -1,7 +1,7 @@
 .DEFAULT_GOAL := help
 # vLLM's environment is made only by the targets that need it.
 .PHONY: help setup setup-vllm setup-peers setup-profile serve demo profile test test-vllm \
-	test-load-tools soak bench lint format lock clean
+	test-load-tools soak fuzz bench lint format lock clean
 
 BIN := .venv/bin
 MODEL ?= tandem
@@ -25,6 +25,7 @@ TOKENS ?=
 # A file of perf_analyzer_configs/, or a path, and what measures it: see docs/profiles.md
 PROFILE ?= chat
 TOOL ?= perf_analyzer
+SECONDS ?= 60
 # Arguments for the demo and for pytest, for example: make test ARGS="-k serving -x"
 ARGS ?=
 
@@ -54,6 +55,11 @@ test: setup-profile ## run every test but those of vLLM and load tools; a GPU's 
 
 setup-vllm: setup ## make .venv-vllm, or nothing when it is up to date
 	@tools/setup/vllm.sh
+
+fuzz: setup ## look for requests and parameters that break the model, for SECONDS (60)
+	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-build-isolation \
+		--constraint requirements.lock --editable '.[fuzz]'
+	@$(BIN)/python -m tools.fuzz --seconds $(SECONDS) $(ARGS)
 
 test-vllm: setup-vllm ## run the tests that need vLLM, and the contract's tests on tandem_vllm
 	@$(BIN)/python -m pytest -m vllm $(ARGS)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, ValidationError
 
 from tandem.errors import ConfigError
-from tandem.validation import no_bool, sentences
+from tandem.validation import no_bool, sentences, short
 
 Count = Annotated[int, BeforeValidator(no_bool)]
 PATH_KEYS = ("model", "draft_model", "vllm_python")
@@ -22,13 +22,22 @@ WITH_KV = ("draft_model", "eagle", "eagle3", "mtp")  # the draft has a KV cache 
 METHODS = ("draft_model", *HEADS, *LOOKUPS, "none")
 
 
+def _absolute(key: str, base_dir: Path, path: str) -> Path:
+    try:
+        return (base_dir / path).resolve()
+    except (ValueError, OSError, RuntimeError) as error:  # RuntimeError: links in a circle
+        raise ConfigError(
+            f"The parameter {key!r} is {short(path)}, but that is no path ({error}): name another."
+        ) from None
+
+
 def _as_object(value: Any) -> Any:
     """config.pbtxt holds strings: an object is written as JSON."""
     if not isinstance(value, str):
         return value
     try:
         return json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ValueError('Input should be a JSON object such as {"max_num_seqs": 8}') from None
 
 
@@ -49,7 +58,7 @@ def _as_tree(value: Any) -> Any:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ValueError(
                 "Input should be a number or JSON such as [[0], [1], [0, 0]]"
             ) from None
@@ -64,10 +73,10 @@ def _check_paths(paths: list[Any]) -> None:
     lists = [path for path in paths if isinstance(path, list) and path]
     if len(lists) < len(paths) or not lists:
         raise ValueError("Input should be a list of lists of ranks")
+    if not all(type(rank) is int and 0 <= rank < 32 for path in lists for rank in path):
+        raise ValueError("Input should be made of ranks from 0 to 31")
     known = {tuple(path) for path in lists}
     for path in lists:
-        if not all(type(rank) is int and 0 <= rank < 32 for rank in path):
-            raise ValueError("Input should be made of ranks from 0 to 31")
         if len(path) > 1 and tuple(path[:-1]) not in known:
             raise ValueError(f"Input should list {path[:-1]} too, which {path} follows")
 
@@ -270,5 +279,5 @@ class EngineConfig(BaseModel):
         given: dict[str, Any] = {k: v.strip() for k, v in parameters.items() if v.strip()}
         for key in PATH_KEYS:
             if key in given:
-                given[key] = (base_dir / given[key]).resolve()
+                given[key] = _absolute(key, base_dir, given[key])
         return cls(**given)

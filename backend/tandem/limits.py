@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from tandem.errors import InvalidRequestError
 from tandem.request import SamplingParams
+from tandem.validation import short
 
 
 class Limits:
@@ -38,7 +39,7 @@ class Limits:
             if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):
                 wrong = min(ids) if min(ids) < 0 else max(ids)
                 raise InvalidRequestError(
-                    f"The token id {wrong} in {name} is outside the vocabulary of "
+                    f"The token id {short(wrong)} in {name} is outside the vocabulary of "
                     f"{self.vocab_size}: use ids of this model's tokenizer."
                 )
 

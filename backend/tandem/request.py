@@ -11,7 +11,7 @@ from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from tandem.errors import InvalidRequestError
-from tandem.validation import no_bool, sentences
+from tandem.validation import no_bool, sentences, short
 
 Int = Annotated[int, BeforeValidator(no_bool)]
 Float = Annotated[float, BeforeValidator(no_bool)]
@@ -91,8 +91,8 @@ class SamplingParams(BaseModel):
             raise InvalidRequestError(sentences(error, "sampling parameter")) from None
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(
-                f"min_tokens is {self.min_tokens} but max_tokens is {self.max_tokens}: "
-                "make the minimum no larger than the maximum."
+                f"min_tokens is {short(self.min_tokens)} but max_tokens is "
+                f"{short(self.max_tokens)}: make the minimum no larger than the maximum."
             )
 
     @property

@@ -8,6 +8,8 @@ from pydantic import ValidationError
 
 UNKNOWN = "extra_forbidden"
 MISSING = "missing"
+LONGEST_VALUE = 80  # characters of what a sentence quotes
+LONGEST_REASON = 300
 
 
 def no_bool(value: Any) -> Any:
@@ -20,17 +22,22 @@ def no_bool(value: Any) -> Any:
 def sentences(error: ValidationError, kind: str) -> str:
     """The first problem of `error` in one sentence; `kind` says what the names are."""
     problem = error.errors(include_url=False, include_context=False)[0]
-    name = str(problem["loc"][0]) if problem["loc"] else kind
+    name = short(str(problem["loc"][0]) if problem["loc"] else kind)
     if problem["type"] == UNKNOWN:
-        return f"Unknown {kind} {name!r}: remove it or correct its name."
+        return f"Unknown {kind} {name}: remove it or correct its name."
     if problem["type"] == MISSING:
-        return f"The {kind} {name!r} is missing: set it."
+        return f"The {kind} {name} is missing: set it."
     text = problem["msg"].removeprefix("Value error, ").rstrip(".")
     _, should, demand = text.partition(" should ")
     reason = f"it must {demand}" if should else f"it cannot be read: {text}"
-    return f"The {kind} {name!r} is {_short(problem['input'])}, but {reason}."
+    value = short(problem["input"])
+    return f"The {kind} {name} is {value}, but {_cut(reason, LONGEST_REASON)}."
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+def short(value: Any) -> str:
+    """A value as a sentence quotes it: on one line, and cut where it is long."""
+    return _cut(repr(value), LONGEST_VALUE)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."

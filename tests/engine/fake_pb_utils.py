@@ -15,9 +15,9 @@ FINAL = 1
 @dataclass
 class Tensor:
     name: str
-    values: np.ndarray
+    values: Any
 
-    def as_numpy(self) -> np.ndarray:
+    def as_numpy(self) -> Any:
         return self.values
 
 
@@ -116,7 +116,8 @@ class MetricFamily:
     def __init__(self, name: str, description: str, kind: int) -> None:
         if self.refusal:
             raise TritonModelException(self.refusal)
-        self.kind, self.description, self.metrics = kind, description, []
+        self.kind, self.description = kind, description
+        self.metrics: list[Metric] = []
         self.made[name] = self
 
     def Metric(self, labels: dict[str, str], buckets: list[float] | None = None) -> Metric:

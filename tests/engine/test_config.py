@@ -19,7 +19,7 @@ FLAG = ["maybe", 2, None, [], 0.5]
 
 BAD = {
     "engine": ["vlm", None, 3],
-    "vllm_engine_args": ["{", "[1]", "3", 3, None],
+    "vllm_engine_args": ["{", "[1]", "3", 3, None, '{"a":' * 100_000],
     "vllm_python": [3, []],
     "model": [None, 3, []],
     "draft_model": [3, []],
@@ -44,7 +44,10 @@ BAD = {
     "enable_prefix_caching": FLAG,
     "speculative_method": ["guess", "", 3, "ngram,", "ngram,none", "eagle,mtp", "suffix,suffix"],
     "num_speculative_tokens": [65, *COUNT],
-    "speculative_tree": [0, 33, "x", "[", "[1]", [[]], [[0, 0]], [[-1]], [[0], [0, 32]], True, 1.5],
+    "speculative_tree": [
+        *(0, 33, "x", "[", "[1]", [[]], [[0, 0]], [[-1]], [[0], [0, 32]], True, 1.5),
+        *("[" * 100_000, "[[[1], 2]]", [[{}]]),
+    ],
     "prompt_lookup_min": COUNT,
     "prompt_lookup_max": [33, *COUNT],
     "suffix_decoding_max_tree_depth": [1, *COUNT],
@@ -82,6 +85,28 @@ def test_a_bad_value_is_refused_in_one_sentence_that_names_the_key(key, value):
 def test_an_unknown_parameter_is_named(key):
     with pytest.raises(ConfigError, match=rf"^Unknown parameter {key!r}: .*\.$"):
         EngineConfig(**{"model": "folder", key: 1})
+
+
+@pytest.mark.parametrize("key", ["model", "draft_model", "vllm_python"])
+@pytest.mark.parametrize("path", ["a\0b", "\ud800"])
+def test_what_is_no_path_is_refused(key, path):
+    values = {"model": "folder", key: path}
+    with pytest.raises(ConfigError, match=rf"^The parameter '{key}' is '.*', but that is no path"):
+        EngineConfig.from_triton_parameters(values, Path("/models"))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"x" * 5000: "1"},
+        {"max_prompt_bytes": "1" + "x" * 5000},
+        {"speculative_tree": [[0] * 5000]},
+    ],
+)
+def test_a_sentence_quotes_no_more_than_somebody_reads(values):
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig(model="folder", **values)
+    assert len(str(caught.value)) < 600 and "..." in str(caught.value)
 
 
 def test_a_missing_model_is_named():
