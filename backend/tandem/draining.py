@@ -11,10 +11,12 @@ import json
 import time
 from http.client import HTTPConnection, HTTPException
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import psutil
 
 ANSWER_S = 2.0  # longest wait for an answer
+LOOK_S = 30.0  # between two looks for a port that was not there
 
 
 class Load:
@@ -25,20 +27,29 @@ class Load:
         self._server = server
         self._name, self._version = model, version
         self._http: Address | None = None
+        self._looked = 0.0  # for it, when
 
     def unloading(self) -> bool:
         """Whether Triton is seen to wait for its last requests."""
-        if self._http is None:
-            self._http = next(filter(_speaks_http, _listening(self._server)), None)
-        if self._http is None:
+        if self._http is None and not self._find_http():
             return False
-        ready = _ask(self._http, "GET", f"/v2/models/{self._name}/versions/{self._version}/ready")
+        path = f"/v2/models/{quote(self._name)}/versions/{self._version}/ready"
+        ready = _ask(self._http, "GET", path)
         if ready.status in (OK, NO_ANSWER):
             return False
         # It may be unready for another reason. (The index is asked last: it looks at all folders.)
         index = _ask(self._http, "POST", "/v2/repository/index")
         mine = {"name": self._name, "version": self._version, "state": "UNLOADING"}
         return index.status == OK and any(mine.items() <= one.items() for one in index.json())
+
+    def _find_http(self) -> bool:
+        """Looks for the port, not too often: a server may have none."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_S:
+            return False
+        self._looked = now
+        self._http = next(filter(_speaks_http, _listening(self._server)), None)
+        return self._http is not None
 
 
 class Address(NamedTuple):

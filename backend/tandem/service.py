@@ -92,13 +92,14 @@ class EngineService:
             self._sinks[request_id] = sink
             if not self._send(Submit(request_id, prompt, params, time.monotonic())):
                 del self._sinks[request_id]
-                self._on_report(counted(FAILED, 1, "engine_lost"))
+                unloaded = self._stopping.is_set()
+                self._on_report(counted(FAILED, 1, "unloaded" if unloaded else "engine_lost"))
                 raise EngineDeadError(
                     UNLOADING
-                    if self._stopping.is_set()
+                    if unloaded
                     else "The engine is restarting after a crash: try again shortly."
                 )
-        logger.debug("%s has arrived.", request_id)
+            logger.debug("%s has arrived.", request_id)
         return request_id
 
     def abort(self, request_id: str) -> None:

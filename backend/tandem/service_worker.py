@@ -22,6 +22,7 @@ from typing import Protocol
 from tandem.config import EngineConfig
 from tandem.deadlines import Deadlines
 from tandem.errors import RequestTimeoutError, TandemError
+from tandem.logs import log_as
 from tandem.messages import (
     Abort,
     Alive,
@@ -112,7 +113,7 @@ def main() -> None:
     die_with_parent()
     connection = Connection(int(sys.argv[1]))
     start: Start = connection.recv()
-    logging.basicConfig(level=start.config.log_level.upper(), format="tandem: %(message)s")
+    log_as(start.config.log_level)
     try:
         engine = build(start.config)
     except TandemError as error:

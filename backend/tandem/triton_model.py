@@ -27,6 +27,7 @@ from tandem.errors import (
     RequestTimeoutError,
     TandemError,
 )
+from tandem.logs import log_as
 from tandem.metrics import FAILED, counted
 from tandem.request import RequestOutput, TokenLogprobs
 from tandem.service import EngineService
@@ -54,7 +55,7 @@ class TritonPythonModel:
         """Starts the engine; the model is unavailable with the error's text if that fails."""
         locale.setlocale(locale.LC_ALL, "C.UTF-8")  # the stub's own is ASCII
         config = engine_config(args)
-        logging.basicConfig(level=config.log_level.upper(), format="tandem: %(message)s")
+        log_as(config.log_level)
         self.max_prompt_bytes = config.max_prompt_bytes
         self.reports: Reports = queue.SimpleQueue()
         self.service = EngineService(config, on_report=self.reports.put)
@@ -112,9 +113,16 @@ class TritonPythonModel:
     def _watch_unload(self) -> None:
         """What still runs when a model that is being unloaded has waited long enough is ended."""
         while not self.stopping.wait(DRAIN_POLL_S):
-            if self.active and self.drain.over():
+            if self.active and self._drained():
                 self.service.stop(self.drain.reason)
                 return
+
+    def _drained(self) -> bool:
+        try:
+            return self.drain.over()
+        except Exception:  # Triton may say anything
+            logger.exception("Whether the model is being unloaded cannot be told.")
+            return False
 
     def _look_for_cancels(self) -> None:
         # A function of its own: a variable that outlived the look would hold a response sender,

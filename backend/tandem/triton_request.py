@@ -97,7 +97,7 @@ def _sampling_values(request: Any, max_bytes: int) -> dict[str, Any]:
     tensor = _tensor(request, "sampling_parameters")
     if tensor is None:
         written = _decoded(request.parameters, "JSON of the request's parameters")
-        _check_size(len(written), "JSON of the request's parameters", max_bytes)
+        _check_size(len(written.encode()), "JSON of the request's parameters", max_bytes)
         given = json.loads(written or "{}")
         return {
             key: value

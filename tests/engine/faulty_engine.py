@@ -5,6 +5,7 @@ Run as an interpreter would be: `faulty_engine.py -m tandem.service_worker FD`.
 
 import sys
 import threading
+import time
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[2] / "backend")]
@@ -23,6 +24,7 @@ def faulty_step(engine: Engine) -> list:
         threading.Event().wait()
     if [FAIL] in prompts:
         raise MemoryError("no 3 GiB are free.\nAt some place.")
+    time.sleep(0.02)  # long enough for a fault to come in the midst of an answer
     return step(engine)
 
 

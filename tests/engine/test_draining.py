@@ -5,11 +5,11 @@ import json
 import os
 import socket
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from tandem import draining
 from tandem.draining import Drain, Load
 
 READY, UNREADY = 200, 400
@@ -55,6 +55,7 @@ class Metrics(Frontend):
 @pytest.fixture
 def load(monkeypatch):
     """Of a server that is this process, with its ports of other protocols."""
+    monkeypatch.setattr(draining, "ANSWER_S", 60.0)
     monkeypatch.setattr(Frontend, "ready", READY)
     monkeypatch.setattr(Frontend, "state", "READY")
     with (
@@ -95,14 +96,25 @@ def test_nobody_says_without_http():
     assert Load(os.getpid(), "pair", "3").unloading() is False
 
 
-def test_once_unloaded_it_has_its_time(load):
-    drain = Drain(load, 0.3)
+class Answers:
+    """A load that says what is next."""
+
+    def __init__(self, *unloading):
+        self.left = list(unloading)
+
+    def unloading(self):
+        return self.left.pop(0)
+
+
+def test_once_unloaded_it_has_its_time(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(draining.time, "monotonic", lambda: now[0])
+    drain = Drain(Answers(False, True), 0.3)  # asked no more: a new load may have taken the name
     assert not drain.over()
-    Frontend.ready, Frontend.state = UNREADY, "UNLOADING"
-    began = time.monotonic()
+    now[0] += 5
     assert not drain.over()
-    Frontend.ready = READY  # another load: this one goes on ending
-    while not drain.over():
-        time.sleep(0.01)
-    assert time.monotonic() - began >= 0.3
+    now[0] += 0.2
+    assert not drain.over()
+    now[0] += 0.2
+    assert drain.over()
     assert "drain_timeout, 0.3 s" in drain.reason

@@ -76,14 +76,14 @@ def faulty(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 @pytest.mark.parametrize(
-    ("token", "said"),
+    ("token", "step_timeout", "said"),
     [
-        (faulty_engine.HANG, "A step has not ended within the 2 s that step_timeout allows"),
-        (faulty_engine.FAIL, r"The engine failed \(MemoryError: no 3 GiB are free\)"),
+        (faulty_engine.HANG, 2, "A step has not ended within the 2 s that step_timeout allows"),
+        (faulty_engine.FAIL, 300, r"The engine failed \(MemoryError: no 3 GiB are free\)"),
     ],
 )
-def test_a_fault_is_said_to_all_requests_and_repaired(faulty, token, said):
-    one = faulty(step_timeout=2)
+def test_a_fault_is_said_to_all_requests_and_repaired(faulty, token, step_timeout, said):
+    one = faulty(step_timeout=step_timeout)
     running = submit(one, "t1", LONG)
     assert running.begun.wait(WAIT_S)
     broken, poison = one.pid, submit(one, [token])

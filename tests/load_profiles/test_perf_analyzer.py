@@ -21,7 +21,7 @@ TINY = {
     "request_rate": [4],
     "burst": 2,
     "requests": 4,
-    "seconds": 1,
+    "seconds": 4,
     "repeats": 1,
     "percentiles": [50, 90],
 }

@@ -30,3 +30,13 @@ def waited(urls, holds):
         if holds(found) or time.monotonic() > end:
             return found
         time.sleep(0.2)
+
+
+def settled(urls):
+    """The samples when nobody is served and all was reported: none changes for a while."""
+    found = read(urls)
+    while True:
+        time.sleep(1.5)  # longer than the pause between two reports
+        before, found = found, read(urls)
+        if found == before:
+            return found

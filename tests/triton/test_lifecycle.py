@@ -78,9 +78,13 @@ EAGLE3 = {
 }
 
 
+@pytest.mark.timeout(900)
 def test_a_reload_swaps_draft_method_and_length_under_running_requests(control, small, changed):
     """Two clients that send one request after the other: whenever the new model takes over, one
-    request runs and one waits. Each gets its whole text, from the old model or from the new one."""
+    request runs and one waits. Each gets its whole text, from the old model or from the new one.
+    (The queue has room: a client's next request may come before the other's was taken up.)"""
+    roomy = {"max_queue_size": "8"}
+    control.load_model("tandem", config=changed(**roomy))
     expected = text_of(stream(small.grpc, PROMPT, max_tokens=100))
     over, answers, failed = threading.Event(), [], []
 
@@ -95,7 +99,7 @@ def test_a_reload_swaps_draft_method_and_length_under_running_requests(control, 
     for client in clients:
         client.start()
     wait_until(lambda: answers)
-    control.load_model("tandem", config=changed(**EAGLE3))
+    control.load_model("tandem", config=changed(**EAGLE3, **roomy))
     over.set()
     for client in clients:
         client.join(WAIT)
@@ -187,7 +191,7 @@ def test_an_unload_lets_running_requests_end(control, small, small_server, chang
 
 
 def test_an_unload_does_not_wait_beyond_its_time(control, small, small_server, changed):
-    control.load_model("tandem", config=changed(drain_timeout="0"))
+    control.load_model("tandem", config=changed(drain_timeout="0", speculative_method="none"))
     before = engines(small_server)
     end = unloaded_while_running(control, small, 1900)
     assert isinstance(end, Unavailable)

@@ -82,8 +82,11 @@ def failed(load: Load, draft_tokens: int, why: str) -> Point:
 
 def throughput(answers: Sequence[Answer], ramp: int) -> float:
     """Tokens a second while the load is on: from the first counted request's sending to the last
-    one's, of all requests that run meanwhile."""
+    one's, of all requests that run meanwhile; to their end, if none came so soon."""
     start, end = answers[ramp].sent, answers[-1].sent
+    arrivals = sorted(stamp for answer in answers for stamp in answer.arrivals if stamp > start)
+    if arrivals and arrivals[0] > end:
+        end = arrivals[-1]
     tokens = sum(
         count
         for answer in answers

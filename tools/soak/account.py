@@ -57,13 +57,14 @@ def read(metrics_url: str) -> Account:
 
 
 def settled(metrics_url: str) -> Account:
-    """The account once nothing is running, or after a long wait."""
-    end = time.monotonic() + QUIET_S
+    """The account once nothing is running or changes, or after a long wait."""
+    end, before = time.monotonic() + QUIET_S, None
     while True:
         time.sleep(REPORTED_S)
         account = read(metrics_url)
-        if not account.busy or time.monotonic() > end:
+        if (not account.busy and account == before) or time.monotonic() > end:
             return account
+        before = account
 
 
 def troubles(ends: Ends, server: Account) -> list[str]:

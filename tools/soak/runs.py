@@ -90,6 +90,7 @@ def overload(
         return Ask(True, "def main(argv):\n", {"max_tokens": 32, "ignore_eos": True}, "read", 0, 0)
 
     health: list[float] = []
+    lost: list[str] = []
 
     async def run(urls: Endpoints, ends: Ends) -> None:
         begun = time.monotonic()
@@ -99,28 +100,36 @@ def overload(
             urls, lambda: ask() if time.monotonic() < until else None, 16, fitting, tick
         )
         rate = fitting.total / (time.monotonic() - begun)
-        with _health(urls, health):
+        with _health(urls, health, lost):
             await open_loop(urls, ask, factor * rate, seconds, ends)
         ends.counts += fitting.counts
         ends.odd += fitting.odd
 
     with served(model, OVERLOADED, log) as server:
-        return _run(server, run)._replace(health_ms=health)
+        result = _run(server, run)
+    if not health:
+        lost.append("The server's health was never told.")
+    return result._replace(health_ms=health, troubles=result.troubles + lost[:10])
 
 
 @contextmanager
-def _health(urls: Endpoints, taken: list[float]) -> Iterator[None]:
-    """Asks for the server's health ten times a second; milliseconds until each answer."""
+def _health(urls: Endpoints, taken: list[float], lost: list[str]) -> Iterator[None]:
+    """Asks for the server's health ten times a second; milliseconds until each answer, and what
+    came instead of one."""
     over = threading.Event()
 
     def ask() -> None:
         while not over.wait(0.1):
             begun = time.perf_counter()
-            with urllib.request.urlopen(
-                f"http://{urls.http}/v2/health/ready", timeout=60
-            ) as answer:
-                answer.read()
-            taken.append(1000 * (time.perf_counter() - begun))
+            try:
+                with urllib.request.urlopen(
+                    f"http://{urls.http}/v2/health/ready", timeout=60
+                ) as answer:
+                    answer.read()
+            except OSError as error:  # another status among them
+                lost.append(f"Asked for its health, the server gave: {error}.")
+            else:
+                taken.append(1000 * (time.perf_counter() - begun))
 
     thread = threading.Thread(target=ask)
     thread.start()
@@ -168,8 +177,7 @@ def reloads(model: str, times: int, tick: Tick = lambda: None, log: Path | None 
             with GrpcClient(server.endpoints.grpc, model) as client:
                 client.generate("def main():", max_tokens=8)
             control.unload_model(model)
-            _wait_gone(server)
-            prints.append(footprint(server))
+            prints.append(_unloaded(server, prints[0] if prints else None))
             samples.append(Sample(number, triton.memory_info().rss / MIB))
             tick()
         account = read(server.endpoints.metrics).since(begin)
@@ -181,8 +189,14 @@ def reloads(model: str, times: int, tick: Tick = lambda: None, log: Path | None 
     return Result(ends, account, {name: grown}, {name: samples}, prints[0], prints[-1], [], found)
 
 
-def _wait_gone(server: TritonServer) -> None:
-    """Waits until the model's processes have ended."""
-    end = time.monotonic() + UNLOAD_S
-    while footprint(server).processes > 1 and time.monotonic() < end:
-        time.sleep(0.05)
+def _unloaded(server: TritonServer, usual: Footprint | None) -> Footprint:
+    """What is left of a model whose processes end and whose shared memory goes: as much as usual,
+    or what does not change any more."""
+    end, before = time.monotonic() + UNLOAD_S, None
+    while time.monotonic() < end:
+        now = footprint(server)
+        if now.processes == 1 and now == (usual or before):
+            return now
+        before = now
+        time.sleep(0.5)
+    return footprint(server)

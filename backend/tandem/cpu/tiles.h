@@ -6,7 +6,7 @@
 // keeps 8.) A row's sums go 32 columns after 32 columns, whatever rows stand beside it.
 #pragma once
 
-#if defined(__AMX_BF16__) && defined(__AVX512BW__) && defined(__linux__)
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
 #define TANDEM_TILES 1
 #include <immintrin.h>
 #include <sys/syscall.h>
