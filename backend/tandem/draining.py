@@ -27,29 +27,29 @@ class Load:
         self._server = server
         self._name, self._version = model, version
         self._http: Address | None = None
-        self._looked = 0.0  # for it, when
+        self._looked = -LOOK_S  # for it, when
 
     def unloading(self) -> bool:
         """Whether Triton is seen to wait for its last requests."""
-        if self._http is None and not self._find_http():
+        http = self._http = self._http or self._find_http()
+        if http is None:
             return False
         path = f"/v2/models/{quote(self._name)}/versions/{self._version}/ready"
-        ready = _ask(self._http, "GET", path)
+        ready = _ask(http, "GET", path)
         if ready.status in (OK, NO_ANSWER):
             return False
         # It may be unready for another reason. (The index is asked last: it looks at all folders.)
-        index = _ask(self._http, "POST", "/v2/repository/index")
+        index = _ask(http, "POST", "/v2/repository/index")
         mine = {"name": self._name, "version": self._version, "state": "UNLOADING"}
         return index.status == OK and any(mine.items() <= one.items() for one in index.json())
 
-    def _find_http(self) -> bool:
+    def _find_http(self) -> Address | None:
         """Looks for the port, not too often: a server may have none."""
         now = time.monotonic()
         if now - self._looked < LOOK_S:
-            return False
+            return None
         self._looked = now
-        self._http = next(filter(_speaks_http, _listening(self._server)), None)
-        return self._http is not None
+        return next(filter(_speaks_http, _listening(self._server)), None)
 
 
 class Address(NamedTuple):
