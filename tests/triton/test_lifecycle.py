@@ -167,7 +167,7 @@ def unloaded_while_running(control, small, max_tokens):
         params = {"max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True}
         with GrpcClient(small.grpc) as client:
             try:
-                with client.stream(PROMPT, params) as chunks:
+                with client.stream(PROMPT, params, num_draft_tokens=0) as chunks:
                     next(chunks)
                     first.set()
                     ended.append(list(chunks)[-1])
@@ -191,7 +191,7 @@ def test_an_unload_lets_running_requests_end(control, small, small_server, chang
 
 
 def test_an_unload_does_not_wait_beyond_its_time(control, small, small_server, changed):
-    control.load_model("tandem", config=changed(drain_timeout="0", speculative_method="none"))
+    control.load_model("tandem", config=changed(drain_timeout="0"))
     before = engines(small_server)
     end = unloaded_while_running(control, small, 1900)
     assert isinstance(end, Unavailable)
