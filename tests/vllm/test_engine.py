@@ -68,6 +68,16 @@ def test_a_target_of_two_ranks_with_a_draft_of_one_writes_the_same(native_ids):
         one.stop()
 
 
+def test_without_a_method_it_writes_the_same(native_ids):
+    one = EngineService(vllm_config(speculative_method="none"))
+    try:
+        answers = [submit(one, prompt, GREEDY) for prompt in PROMPTS]
+        assert [ids(answer) for answer in answers] == native_ids
+        assert all(answer.outputs[-1].stats.rounds == 0 for answer in answers)
+    finally:
+        one.stop()
+
+
 def sampled_tokens(service, k):
     """The second and third token of many samples; drafts come after the first."""
     params = SamplingParams(

@@ -43,11 +43,14 @@ def engine_arguments(config: EngineConfig, on_cpu: bool) -> dict[str, Any]:
         "seed": secrets.randbits(31) if config.seed is None else config.seed,
         "kv_cache_memory_bytes": memory and int(memory),
         "generation_config": "vllm",  # requests alone say how they are sampled
-        "per_request_spec_decode_metrics": "summary",
         "disable_log_stats": True,
         "scheduling_policy": "priority",  # without priorities: first come, first served
-        "speculative_config": _speculative(config),
     }
+    if config.method != "none":
+        arguments |= {
+            "per_request_spec_decode_metrics": "summary",
+            "speculative_config": _speculative(config),
+        }
     if on_cpu and config.dtype == "auto" and not computes_in("bfloat16"):
         arguments["dtype"] = "float32"  # as the native engine chooses
     given = {key: value for key, value in arguments.items() if value is not None}
@@ -60,9 +63,7 @@ def has_draft_groups(config: EngineConfig) -> bool:
     return config.method == "draft_model" and len(sizes) > 1
 
 
-def _speculative(config: EngineConfig) -> dict[str, Any] | None:
-    if config.method == "none":
-        return None
+def _speculative(config: EngineConfig) -> dict[str, Any]:
     values: dict[str, Any] = {
         "method": config.method,
         "num_speculative_tokens": config.num_speculative_tokens,
