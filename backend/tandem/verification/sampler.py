@@ -1,4 +1,7 @@
-"""Draws tokens, for the target and for drafts alike, by argmax(score + Gumbel noise)."""
+"""Draws tokens, for the target and for drafts alike.
+
+Requests with a seed by argmax(score + noise keyed by seed and position), others by one random
+number a row: the first token up to which the row's distribution sums to it."""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tandem.request import Request
-from tandem.verification.noise import coupled_gumbel, random_gumbel, row_key
+from tandem.verification.noise import coupled_gumbel, row_key
 from tandem.verification.scores import Row, scores
 
 if TYPE_CHECKING:
@@ -43,7 +46,7 @@ def by_rejection(request: Request) -> bool:
 
 
 class Sampler:
-    """Noise for every row: none for greedy ones, keyed by seed and position for seeded ones."""
+    """Draws for every row: greedy ones take the best, seeded ones by keyed noise, others freely."""
 
     def __init__(self, seed: int | None, device: torch.device) -> None:
         self.by_triton = device.type == "cuda"
@@ -66,7 +69,25 @@ class Sampler:
             return best_tokens(scored)
         if self.by_triton:
             return self.judge(scored, rows).tokens.tolist()
-        return best_tokens(scored + self._noise(scored, rows))
+        free = [place for place, row in enumerate(rows) if by_rejection(row.request)]
+        if len(free) == len(rows):
+            return self._draw_free(scored)
+        tokens = best_tokens(scored + self._noise(scored, rows))
+        if free:
+            for place, token in zip(free, self._draw_free(scored[free]), strict=True):
+                tokens[place] = token
+        return tokens
+
+    def _draw_free(self, scored: Tensor) -> list[int]:
+        """[R] from the engine's generator."""
+        sums = scored.softmax(-1).cumsum(-1, dtype=torch.float64)
+        drawn = torch.rand(
+            (len(scored), 1), generator=self.generator, dtype=sums.dtype, device=sums.device
+        )
+        # Above 0 and up to the last sum: what has no share is never drawn.
+        places = torch.searchsorted(sums, (1 - drawn) * sums[:, -1:])
+        tokens: list[int] = places[:, 0].clamp_max_(scored.shape[-1] - 1).tolist()
+        return tokens
 
     def judge(
         self,
@@ -95,16 +116,13 @@ class Sampler:
         return torch.rand(count, generator=self.generator, device=self.generator.device)
 
     def _noise(self, scored: Tensor, rows: Sequence[Row]) -> Tensor:
+        """[R, V]; zeros where there is no key."""
         noise = torch.zeros_like(scored)
-        sampled = [(i, row) for i, row in enumerate(rows) if not row.request.params.greedy]
-        free = [i for i, row in sampled if row.request.seed is None]
         keyed = [
             (i, row_key(row.request.seed, row.position))
-            for i, row in sampled
-            if row.request.seed is not None
+            for i, row in enumerate(rows)
+            if row.request.seed is not None and not row.request.params.greedy
         ]
-        if free:
-            noise[free] = random_gumbel(len(free), scored.shape[-1], self.generator)
         if keyed:
             indices, keys = zip(*keyed, strict=True)
             noise[list(indices)] = coupled_gumbel(keys, scored.shape[-1], scored.device)
