@@ -67,7 +67,7 @@ def engine(target: Path) -> Iterator[Callable[..., Engine]]:
 
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is computed by torch, as on a machine without a compiler."""
-    for user in ("library", "linear"):
+    for user in ("library", "linear", "sampling"):
         monkeypatch.setattr(f"tandem.cpu.{user}.load_kernels", lambda: None)
 
 

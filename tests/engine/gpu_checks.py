@@ -18,6 +18,7 @@ from tandem import Engine, EngineConfig, SamplingParams
 from tandem.attention.paged import PagedKVCache
 from tandem.attention.plan import Query, ancestors
 from tandem.drafting import Draft
+from tandem.gpu.verification import judge
 from tandem.verification.sampler import Sampler
 from tandem.verification.verify import verify
 from tests.engine.builders import make_request
@@ -154,7 +155,7 @@ def engine(model: str, sampling: dict[str, object], **parameters: object) -> Non
                     runner.by_kernels = runner.by_graphs = None
                     assert isinstance(runner.cache, PagedKVCache)
                     runner.cache.by_triton = by_triton
-            running.sampler.by_triton = by_triton
+            running.sampler.kernel = judge if by_triton else None
             texts.append([output.token_ids for output in running.generate(prompts, params)])
     assert texts[0] == texts[1], texts
 
@@ -166,7 +167,7 @@ def rejection() -> None:
     tokens = torch.multinomial(q, SAMPLES, replacement=True)[:, None].tolist()
     requests = [make_request([0]) for _ in range(SAMPLES)]
     sampler = Sampler(1, torch.device("cpu"))
-    sampler.by_triton = True
+    sampler.kernel = judge
     draft = Draft(tokens, q=q.expand(SAMPLES, 1, -1))
     verdicts = verify(p.log().float().repeat(SAMPLES, 1), requests, draft, sampler)
     first = [verdict.tokens[0] for verdict in verdicts]

@@ -1,10 +1,8 @@
 """The CPU kernels: torch's numbers, and the same bits whatever is computed beside a row."""
 
 import mmap
-import platform
 import random
 import shutil
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -18,6 +16,7 @@ from tandem.cpu.memory import zeros
 from tandem.models.config import read_model_config
 from tandem.runners.model_runner import ModelRunner
 from tests.engine.checkpoints import make_checkpoint
+from tests.engine.kernels import OLDER, compiled_for
 
 SHAPES = {
     "even": ("llama", {}),
@@ -30,26 +29,7 @@ TREE = [-1, -1, 0, 0, 1, 2, 2, 4, 3, 5]
 RNG = random.Random(6)
 TEXT = RNG.choices(range(96), k=77)
 NODES = RNG.choices(range(96), k=len(TREE))
-
-
-OLDER = "x86-64-v3"
-"""Processors with neither registers of 16 floats nor a matrix unit, as many are."""
 KINDS = ((torch.float32, "native"), (torch.bfloat16, "native"), (torch.bfloat16, OLDER))
-
-
-@contextmanager
-def compiled_for(processor):
-    """What `load_kernels` gives meanwhile."""
-    if processor == OLDER and platform.machine() != "x86_64":
-        pytest.skip("this processor is of another family")
-    with pytest.MonkeyPatch.context() as patch:
-        flags = (flag.replace("native", processor) for flag in library.FLAGS)
-        patch.setattr(library, "FLAGS", tuple(flags))
-        load_kernels.cache_clear()
-        try:
-            yield load_kernels()
-        finally:
-            load_kernels.cache_clear()
 
 
 @pytest.fixture(params=[(shape, *kind) for shape in SHAPES for kind in KINDS], ids=str)

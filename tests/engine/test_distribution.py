@@ -7,8 +7,10 @@ from tandem import Engine, EngineConfig, SamplingParams
 from tandem.verification.sampler import Sampler
 from tandem.verification.verify import _block_weights as fair_weights
 from tests.engine.checkpoints import make_checkpoint, perturb_checkpoint, write_words
+from tests.engine.conftest import without_kernels
 from tests.engine.heads import METHODS as HEADS
 from tests.engine.heads import Shape, make_head
+from tests.engine.kernels import bent
 from tests.engine.policy_world import always_pays
 from tests.engine.references import chi_square_p, enumerate_sequences
 
@@ -162,24 +164,53 @@ def generous_weights(ratios, lengths):
     return fair_weights([1.5 * ratio for ratio in ratios], lengths)
 
 
+@pytest.mark.parametrize("method", ["good draft", "bad draft", "ngram"])
+def test_so_do_torchs_draws(method, models, monkeypatch):
+    """Where there is no compiler."""
+    without_kernels(monkeypatch)
+    assert p_value(models, method, CASES["all"]) > REFUSE_BELOW
+
+
+# The very same check must fail where...
+GENEROUS = ("uniform(key, 0) * own", "0.6 * uniform(key, 0) * own")  # ... too much is accepted,
+FORGETFUL = ("(own[i] > 0 ? own[i] : 0.0f)", "0.0f")  # a redraw is from p, not max(0, p - q),
+WRONG_CUT = ("mass * limits.top_p", "mass * limits.top_p * 0.8")  # or too little may be drawn.
+
+
+@pytest.mark.parametrize(
+    ("change", "case"),
+    [
+        (GENEROUS, "temperature 1"),
+        (GENEROUS, "top_k"),
+        (GENEROUS, "repetition_penalty"),
+        (FORGETFUL, "temperature 1"),
+        (WRONG_CUT, "top_p"),
+    ],
+    ids=str,
+)
+def test_a_bent_kernel_is_found_out(change, case, models, tmp_path):
+    with bent(tmp_path / "cpu", "sampling.h", *change):
+        assert p_value(models, "bad draft", CASES[case]) < REFUSE_BELOW
+
+
 @pytest.mark.parametrize("case", ["temperature 1", "top_k", "repetition_penalty"])
-def test_a_biased_acceptance_rule_is_found_out(case, models, monkeypatch):
-    """Accepting too often must fail the very same check."""
+def test_torchs_acceptance_bent_is_found_out(case, models, monkeypatch):
+    without_kernels(monkeypatch)
     fair = Sampler.uniform
     monkeypatch.setattr(Sampler, "uniform", lambda self, count: fair(self, count) * 0.6)
-    params = SamplingParams(max_tokens=2 * LENGTH, **CASES[case])
-    expected = enumerate_sequences(models["target"], PROMPT, params, LENGTH)
-    outputs = sample(models, "bad draft", params)
-    assert chi_square_p(outputs, expected, LENGTH) < REFUSE_BELOW
+    assert p_value(models, "bad draft", CASES[case]) < REFUSE_BELOW
 
 
-def test_a_residual_that_forgets_q_is_found_out(models, monkeypatch):
-    """Redrawing from p instead of max(0, p - q) after a rejection must fail as well."""
+def test_a_residual_of_torchs_that_forgets_q_is_found_out(models, monkeypatch):
+    without_kernels(monkeypatch)
     monkeypatch.setattr("tandem.verification.verify.residual", lambda p, q: p)
-    params = SamplingParams(max_tokens=2 * LENGTH)
+    assert p_value(models, "bad draft", {}) < REFUSE_BELOW
+
+
+def p_value(models, method, case):
+    params = SamplingParams(max_tokens=2 * LENGTH, **case)
     expected = enumerate_sequences(models["target"], PROMPT, params, LENGTH)
-    outputs = sample(models, "bad draft", params)
-    assert chi_square_p(outputs, expected, LENGTH) < REFUSE_BELOW
+    return chi_square_p(sample(models, method, params), expected, LENGTH)
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])

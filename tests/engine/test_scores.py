@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -13,13 +12,22 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tandem.request import Request
-from tandem.verification import scores as verification
 from tandem.verification.scores import Row, scores
 from tests.engine.builders import make_request
+from tests.engine.conftest import without_kernels
 
 VOCAB = 6
 FLAT = [0.0] * VOCAB
 CLOSE = 1e-4  # nearer than this to a cut, rounding decides
+
+
+@pytest.fixture(scope="module", autouse=True, params=["kernels", "torch"])
+def way(request):
+    """Both ways in which a row is truncated on a CPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            without_kernels(patch)
+        yield
 
 
 def distribution(logits: Sequence[float], request: Request, prefix: Sequence[int] = ()):
@@ -219,34 +227,26 @@ def plain(logits: Sequence[float], request: Request, prefix: Sequence[int]) -> l
     return [weights[token] / mass if token in kept else 0.0 for token in range(VOCAB)]
 
 
-# Among so many of the best tokens a cut is looked for first: some cuts lie behind 3 of 6.
-HEADS = pytest.mark.parametrize("head", [verification.HEAD, 3])
-
-
-@HEADS
 @settings(max_examples=300)
-@given(case=CASES)
-def test_all_parameters_together_are_as_defined(head, case):
+@given(CASES)
+def test_all_parameters_together_are_as_defined(case):
     logits, prompt, output, prefix, params = case
     request = make_request(prompt, output, **params)
     expected = plain(logits, request, prefix)
-    with patch.object(verification, "HEAD", head):
-        assert distribution(logits, request, prefix) == pytest.approx(expected, abs=2e-6)
+    assert distribution(logits, request, prefix) == pytest.approx(expected, abs=2e-6)
 
 
-@HEADS
 @settings(max_examples=60)
-@given(cases=st.lists(CASES, min_size=2, max_size=4), with_greedy=st.booleans())
-def test_rows_do_not_see_each_other(head, cases, with_greedy):
+@given(st.lists(CASES, min_size=2, max_size=4), st.booleans())
+def test_rows_do_not_see_each_other(cases, with_greedy):
     logits = torch.tensor([case[0] for case in cases])
     rows = [Row(make_request(p, o, **params), tuple(prefix)) for _, p, o, prefix, params in cases]
     if with_greedy:
         rows[0] = Row(make_request([1], [2], temperature=0, presence_penalty=1))
-    with patch.object(verification, "HEAD", head):
-        together = scores(logits, rows).softmax(-1)
-        for index, row in enumerate(rows):
-            alone = scores(logits[index : index + 1], [row]).softmax(-1)[0]
-            torch.testing.assert_close(together[index], alone)
+    together = scores(logits, rows).softmax(-1)
+    for index, row in enumerate(rows):
+        alone = scores(logits[index : index + 1], [row]).softmax(-1)[0]
+        torch.testing.assert_close(together[index], alone)
 
 
 # -- transformers ------------------------------------------------------------------------------
@@ -260,10 +260,10 @@ HF = {
 }
 
 
-@pytest.mark.parametrize("vocab", [96, 2000])
 @pytest.mark.parametrize(
     ("name", "value"), [(name, value) for name, (_, values) in HF.items() for value in values]
 )
+@pytest.mark.parametrize("vocab", [96, 2000])
 def test_as_in_transformers(name, value, vocab):
     generator = torch.Generator().manual_seed(7)
     logits = 3 * torch.randn(16, vocab, generator=generator)

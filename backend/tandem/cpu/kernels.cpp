@@ -16,6 +16,7 @@
 #include "batch.h"
 #include "matrices.h"
 #include "rows.h"
+#include "sampling.h"
 #include "team.h"
 #include "tiles.h"
 
@@ -175,6 +176,17 @@ void finish(const Model& model, const Step& step, Space& space) {
            space.parts.data());
 }
 
+// some(row, draws) for all rows, whoever does it.
+template <class Some>
+void each_row(int rows, int threads, Some some) {
+#pragma omp parallel num_threads(std::max(1, std::min(rows, threads)))
+  {
+    Draws draws;
+#pragma omp for schedule(dynamic)
+    for (int row = 0; row < rows; ++row) some(row, draws);
+  }
+}
+
 template <class W>
 void forward(const Model& model, const Step& step, Space& space) {
   const Run run = plan(model, step);
@@ -217,5 +229,23 @@ void tandem_multiply(const Matrix* matrix, const float* x, int rows, float* y, i
 void tandem_forward(const Model* model, const Step* step, void* space) {
   model->bfloat ? forward<uint16_t>(*model, *step, *static_cast<Space*>(space))
                 : forward<float>(*model, *step, *static_cast<Space*>(space));
+}
+// logits to scores [rows, vocabulary].
+void tandem_limit(const float* logits, int rows, int vocabulary, const Limits* limits,
+                  float* scores, int threads) {
+  each_row(rows, threads, [&](int row, Draws& draws) {
+    const size_t begin = row * size_t(vocabulary);
+    limit_row(logits + begin, vocabulary, limits[row], draws, scores + begin);
+  });
+}
+// A token of each row, from scores [rows, vocabulary], and q [places, vocabulary] or null; seed: of
+// this launch's random numbers.
+void tandem_judge(const float* scores, int rows, int vocabulary, const RowPlan* plans,
+                  const float* q, uint64_t seed, int64_t* tokens, int8_t* kept, int threads) {
+  each_row(rows, threads, [&](int row, Draws& draws) {
+    const uint64_t key = mix(mix(seed) + kGolden * (row + 1));
+    tokens[row] = draw_row(scores + row * size_t(vocabulary), vocabulary, plans[row], q, key, draws,
+                           kept[row]);
+  });
 }
 }

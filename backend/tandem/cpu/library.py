@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from tandem.cpu.structures import Matrix, Model, Step
+from tandem.cpu.structures import Limits, Matrix, Model, RowPlan, Step
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +44,12 @@ def load_kernels() -> ctypes.CDLL | None:
     library.tandem_packed.argtypes = (number, number, number)
     library.tandem_packed.restype = ctypes.c_int64
     library.tandem_pack.argtypes = (pointer, number, number, number, pointer)
-    for name in ("tandem_release", "tandem_forward", "tandem_multiply", "tandem_pack"):
-        getattr(library, name).restype = None
+    limits, plans = ctypes.POINTER(Limits), ctypes.POINTER(RowPlan)
+    library.tandem_limit.argtypes = (pointer, number, number, limits, pointer, number)
+    library.tandem_judge.argtypes = (pointer, number, number, plans, pointer, ctypes.c_uint64)
+    library.tandem_judge.argtypes += (pointer, pointer, number)
+    for name in ("release", "forward", "multiply", "pack", "limit", "judge"):
+        getattr(library, f"tandem_{name}").restype = None
     return library
 
 

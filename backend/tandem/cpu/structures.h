@@ -65,4 +65,16 @@ struct Step {
   float* normed;            // [rows, hidden] after the last norm, or null
 };
 
+// How a row's logits become scores.
+struct Limits {
+  float temperature, min_p, top_p;
+  int32_t top_k;  // the vocabulary's size where all may be drawn
+};
+
+// How a row's token is drawn from its scores: see verification/judging.py.
+struct RowPlan {
+  int32_t noise, token, q_row;
+  uint64_t key;
+};
+
 }  // namespace

@@ -1,6 +1,6 @@
 """What crosses into the kernels: `structures.h`, field by field."""
 
-from ctypes import POINTER, Structure, c_float, c_int32, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int32, c_uint64, c_void_p
 
 
 class Matrix(Structure):
@@ -91,4 +91,26 @@ class Step(Structure):
         ("logits", c_void_p),
         ("tapped", c_void_p),
         ("normed", c_void_p),
+    )
+
+
+class Limits(Structure):
+    """How a row's logits become scores."""
+
+    _fields_ = (
+        ("temperature", c_float),
+        ("min_p", c_float),
+        ("top_p", c_float),
+        ("top_k", c_int32),
+    )
+
+
+class RowPlan(Structure):
+    """`verification.judging.RowPlan`."""
+
+    _fields_ = (
+        ("noise", c_int32),
+        ("token", c_int32),
+        ("q_row", c_int32),
+        ("key", c_uint64),
     )

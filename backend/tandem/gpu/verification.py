@@ -8,41 +8,18 @@ and the noise is made where it is needed: keyed as in `verification.noise`, or b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from tandem.verification.judging import KEYED, RANDOM, Judged, RowPlan
 from tandem.verification.noise import FIRST, GOLDEN, SECOND, UNIT, signed
 
 TILE = 1024
 HALF_A_STEP = 2.0**-32
 """Of tl.rand, which may be zero: less would make the noise as large as nothing drawn could be."""
-GREEDY, KEYED, RANDOM = 0, 1, 2
-
-
-class RowPlan(NamedTuple):
-    """What to do with one row of scores."""
-
-    noise: int
-    """GREEDY: none; KEYED; RANDOM."""
-    key: int = 0
-    """Of keyed noise: `noise.row_key`."""
-    token: int = 0
-    """The drafted token behind this place, and..."""
-    q_row: int = -1
-    """... the row of q that it was drawn from; -1: nothing is judged here."""
-
-
-class Judged(NamedTuple):
-    """Of R rows, still on the device."""
-
-    tokens: Tensor
-    """[R] int64: drawn from the row's distribution, or from what is left of it."""
-    kept: Tensor
-    """[R] int8: whether the drafted token is kept."""
 
 
 def judge(scored: Tensor, q: Tensor | None, rows: Sequence[RowPlan], seed: int) -> Judged:

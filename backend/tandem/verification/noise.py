@@ -50,3 +50,9 @@ def coupled_gumbel(keys: Sequence[int], vocab_size: int, device: torch.device) -
     bits = _mix_tensor(base + token) >> 11 & (1 << 53) - 1
     uniform = (bits.double() + 0.5) * UNIT
     return -torch.log(-torch.log(uniform)).float()
+
+
+def random_gumbel(rows: int, vocab_size: int, generator: torch.Generator) -> Tensor:
+    """[rows, vocab] float32 noise from the generator, on its device."""
+    noise = torch.empty((rows, vocab_size), device=generator.device)
+    return noise.exponential_(generator=generator).log_().neg_()

@@ -1,24 +1,19 @@
-"""Draws tokens, for the target and for drafts alike.
-
-Requests with a seed by argmax(score + noise keyed by seed and position), others by one random
-number a row: the first token up to which the row's distribution sums to it."""
+"""Draws tokens, for the target and for drafts alike, by argmax(score + Gumbel noise)."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from tandem.cpu import sampling
 from tandem.request import Request
-from tandem.verification.noise import coupled_gumbel, row_key
+from tandem.verification.judging import GREEDY, KEYED, RANDOM, Judge, Judged, RowPlan
+from tandem.verification.noise import coupled_gumbel, random_gumbel, row_key
 from tandem.verification.scores import Row, scores
-
-if TYPE_CHECKING:
-    from tandem.gpu.verification import Judged
-
 
 NOTHING: Mapping[int, tuple[int, int]] = {}
 
@@ -45,13 +40,23 @@ def by_rejection(request: Request) -> bool:
     return request.seed is None and not request.params.greedy
 
 
+def kernel_for(device: torch.device) -> Judge | None:
+    """What draws and judges on the device; None where torch does."""
+    if device.type == "cuda":
+        from tandem.gpu import verification  # which needs triton
+
+        return verification.judge
+    return sampling.judge if sampling.has_kernels(device) else None
+
+
 class Sampler:
-    """Draws for every row: greedy ones take the best, seeded ones by keyed noise, others freely."""
+    """Noise for every row: none for greedy ones, keyed by seed and position for seeded ones."""
 
     def __init__(self, seed: int | None, device: torch.device) -> None:
-        self.by_triton = device.type == "cuda"
+        self.kernel = kernel_for(device)
+        """None: torch draws and judges."""
         self._seeds = random.Random(seed)
-        """Of the kernels' launches."""
+        """Of the kernel's launches."""
         self.generator = torch.Generator(device)
         if seed is None:
             self.generator.seed()
@@ -67,27 +72,9 @@ class Sampler:
         """Draws from [R, V] scores; [R] tokens."""
         if all(row.request.params.greedy for row in rows):
             return best_tokens(scored)
-        if self.by_triton:
+        if self.kernel:
             return self.judge(scored, rows).tokens.tolist()
-        free = [place for place, row in enumerate(rows) if by_rejection(row.request)]
-        if len(free) == len(rows):
-            return self._draw_free(scored)
-        tokens = best_tokens(scored + self._noise(scored, rows))
-        if free:
-            for place, token in zip(free, self._draw_free(scored[free]), strict=True):
-                tokens[place] = token
-        return tokens
-
-    def _draw_free(self, scored: Tensor) -> list[int]:
-        """[R] from the engine's generator."""
-        sums = scored.softmax(-1).cumsum(-1, dtype=torch.float64)
-        drawn = torch.rand(
-            (len(scored), 1), generator=self.generator, dtype=sums.dtype, device=sums.device
-        )
-        # Above 0 and up to the last sum: what has no share is never drawn.
-        places = torch.searchsorted(sums, (1 - drawn) * sums[:, -1:])
-        tokens: list[int] = places[:, 0].clamp_max_(scored.shape[-1] - 1).tolist()
-        return tokens
+        return best_tokens(scored + self._noise(scored, rows))
 
     def judge(
         self,
@@ -96,10 +83,9 @@ class Sampler:
         q: Tensor | None = None,
         drafted: Mapping[int, tuple[int, int]] = NOTHING,
     ) -> Judged:
-        """Draws, and judges by rejection, in one launch on the GPU. drafted: by row the token that
-        was drafted behind it, and the row of q that it was drawn from."""
-        from tandem.gpu.verification import GREEDY, KEYED, RANDOM, RowPlan, judge
-
+        """Draws, and judges by rejection, by the kernel in one launch. drafted: by row the token
+        that was drafted behind it, and the row of q that it was drawn from."""
+        assert self.kernel is not None
         plans = []
         for place, row in enumerate(rows):
             request = row.request
@@ -109,20 +95,23 @@ class Sampler:
             elif request.seed is not None:
                 kind, key = KEYED, row_key(request.seed, row.position)
             plans.append(RowPlan(kind, key, *drafted.get(place, (0, -1))))
-        return judge(scored, q, plans, self._seeds.getrandbits(31))
+        return self.kernel(scored, q, plans, self._seeds.getrandbits(31))
 
     def uniform(self, count: int) -> Tensor:
         """[count] draws from [0, 1)."""
         return torch.rand(count, generator=self.generator, device=self.generator.device)
 
     def _noise(self, scored: Tensor, rows: Sequence[Row]) -> Tensor:
-        """[R, V]; zeros where there is no key."""
         noise = torch.zeros_like(scored)
+        sampled = [(i, row) for i, row in enumerate(rows) if not row.request.params.greedy]
+        free = [i for i, row in sampled if row.request.seed is None]
         keyed = [
             (i, row_key(row.request.seed, row.position))
-            for i, row in enumerate(rows)
-            if row.request.seed is not None and not row.request.params.greedy
+            for i, row in sampled
+            if row.request.seed is not None
         ]
+        if free:
+            noise[free] = random_gumbel(len(free), scored.shape[-1], self.generator)
         if keyed:
             indices, keys = zip(*keyed, strict=True)
             noise[list(indices)] = coupled_gumbel(keys, scored.shape[-1], scored.device)

@@ -11,9 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tandem.cpu import sampling
 from tandem.request import Request, SamplingParams
-
-HEAD = 256  # tokens
 
 
 class Row(NamedTuple):
@@ -42,6 +41,8 @@ def scores(logits: Tensor, rows: Sequence[Row]) -> Tensor:
         _penalize(logits, rows)
     if all(p.greedy for p in params):
         return logits
+    if sampling.has_kernels(logits.device):
+        return sampling.limit(logits, params)
     temperature = _column([1.0 if p.greedy else p.temperature for p in params], logits)
     return _truncate(logits / temperature, params)
 
@@ -105,64 +106,20 @@ def _truncate(scored: Tensor, params: Sequence[SamplingParams]) -> Tensor:
         floor = scored.amax(-1, keepdim=True) + _column(min_p, scored).log()
         scored = scored.masked_fill(scored < floor, -torch.inf)
     if any(k and k < scored.shape[-1] for k in top_k) or min(top_p) < 1:
-        scored = _keep_best(scored, top_k, top_p)
+        scored = _truncate_sorted(scored, top_k, top_p)
     return scored
 
 
-def _keep_best(scored: Tensor, top_k: Sequence[int], top_p: Sequence[float]) -> Tensor:
-    """Keeps the k best, then of those the fewest that reach mass p (always one).
-
-    On a CPU, where sorting a vocabulary takes longer than a small model's pass, the cut is looked
-    for among the HEAD best of each row; rows whose cut may lie behind them are sorted whole.
-    """
+def _truncate_sorted(scored: Tensor, top_k: Sequence[int], top_p: Sequence[float]) -> Tensor:
+    """Keeps the k best, then of those the fewest that reach mass p (always one)."""
     vocab = scored.shape[-1]
+    ordered, order = scored.sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(vocab, device=scored.device)
     limit = torch.tensor([min(k, vocab) or vocab for k in top_k], device=scored.device)[:, None]
-    mass = _column(top_p, scored)
-    if scored.device.type != "cpu" or vocab <= HEAD:
-        return _cut(scored, _ordered(scored), limit, mass).scored
-    found = _cut(scored, _best(scored, HEAD), limit, mass)
-    left = (~found.certain).nonzero()[:, 0]
-    if len(left):
-        rows = scored[left]
-        found.scored[left] = _cut(rows, _ordered(rows), limit[left], mass[left]).scored
-    return found.scored
-
-
-class _Cut(NamedTuple):
-    scored: Tensor
-    """[R, V] with minus infinity for what is ruled out."""
-    certain: Tensor
-    """[R] whether no token that was not looked at belongs before the cut."""
-
-
-def _cut(scored: Tensor, order: Tensor, limit: Tensor, mass: Tensor) -> _Cut:
-    """order [R, K]: each row's best tokens, of equals the first ids; limit, mass: [R, 1]."""
-    count, vocab = order.shape[-1], scored.shape[-1]
-    ordered = scored.gather(-1, order)
-    rank = torch.arange(count, device=scored.device)
-    limited = ordered.masked_fill(rank >= limit, -torch.inf)
-    whole = torch.where(
-        limit < vocab, limited.logsumexp(-1, keepdim=True), scored.logsumexp(-1, keepdim=True)
-    )
-    before = (limited - whole).exp().cumsum(-1).roll(1, -1)
+    ordered = ordered.masked_fill(rank >= limit, -torch.inf)
+    before = ordered.softmax(-1).cumsum(-1).roll(1, -1)
     before[:, 0] = 0.0
+    mass = _column(top_p, scored)
     # p = 1 keeps everything, whatever rounding makes of the sum.
-    kept = (rank < limit) & ~((before >= mass) & (mass < 1))
-    last = ordered.gather(-1, kept.sum(-1, keepdim=True) - 1)
-    end = ordered[:, -1:]
-    # Among the k best the mass is that of all k; behind minus infinity comes nothing.
-    certain = ((last > end) & ((limit <= count) | (limit == vocab))) | (end == -torch.inf)
-    cut = torch.full_like(scored, -torch.inf)
-    cut.scatter_(-1, order, ordered.masked_fill(~kept, -torch.inf))
-    return _Cut(cut, certain[:, 0])
-
-
-def _ordered(scored: Tensor) -> Tensor:
-    """[R, V] ids, best first, of equals the first."""
-    return scored.sort(dim=-1, descending=True, stable=True).indices
-
-
-def _best(scored: Tensor, count: int) -> Tensor:
-    """[R, count] of `_ordered`, but that of equals at its end any may be there."""
-    ids = scored.topk(count, sorted=False).indices.sort(-1).values
-    return ids.gather(-1, _ordered(scored.gather(-1, ids)))
+    ordered = ordered.masked_fill((before >= mass) & (mass < 1), -torch.inf)
+    return torch.empty_like(scored).scatter_(-1, order, ordered)

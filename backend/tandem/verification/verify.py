@@ -95,7 +95,7 @@ def _draw(
         for from_q, request in zip(drawn_from_q, requests, strict=True)
     ]
     kept: list[bool] = []
-    if any(rejecting) and sampler.by_triton and not as_blocks:
+    if any(rejecting) and sampler.kernel and not as_blocks:
         return _judged(scored, rows, draft, rejecting, sampler)
     if any(rejecting):
         judge = _judge_blocks if as_blocks else _reject

@@ -1,0 +1,65 @@
+"""Truncating, drawing and judging tokens by the kernels: every row in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tandem.cpu import structures
+from tandem.cpu.library import load_kernels
+from tandem.request import SamplingParams
+from tandem.verification.judging import Judged, RowPlan
+
+MASK = (1 << 64) - 1
+
+
+def has_kernels(device: torch.device) -> bool:
+    return device.type == "cpu" and load_kernels() is not None
+
+
+def limit(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """[R, V] float32 logits to scores, by temperature, min-p, top-k and top-p."""
+    kernels = load_kernels()
+    assert kernels is not None
+    logits = logits.contiguous()
+    count, vocab = logits.shape
+    limits = (structures.Limits * count)(*(_limits(one, vocab) for one in params))
+    scores = torch.empty_like(logits)
+    threads = torch.get_num_threads()
+    kernels.tandem_limit(logits.data_ptr(), count, vocab, limits, scores.data_ptr(), threads)
+    return scores
+
+
+def _limits(params: SamplingParams, vocab: int) -> structures.Limits:
+    if params.greedy:
+        return structures.Limits(1.0, 0.0, 1.0, vocab)
+    top_k = params.top_k if 0 < params.top_k < vocab else vocab
+    return structures.Limits(params.temperature, params.min_p, params.top_p, top_k)
+
+
+def judge(scored: Tensor, q: Tensor | None, rows: Sequence[RowPlan], seed: int) -> Judged:
+    """scored [R, V] float32, q [places, V]; seed: of this call's random numbers."""
+    kernels = load_kernels()
+    assert kernels is not None
+    scored = scored.contiguous()
+    q = None if q is None else q.contiguous()
+    count, vocab = scored.shape
+    plans = (structures.RowPlan * count)(
+        *(structures.RowPlan(row.noise, row.token, row.q_row, row.key & MASK) for row in rows)
+    )
+    tokens = torch.empty(count, dtype=torch.int64)
+    kept = torch.empty(count, dtype=torch.int8)
+    kernels.tandem_judge(
+        scored.data_ptr(),
+        count,
+        vocab,
+        plans,
+        None if q is None else q.data_ptr(),
+        seed,
+        tokens.data_ptr(),
+        kept.data_ptr(),
+        torch.get_num_threads(),
+    )
+    return Judged(tokens, kept)

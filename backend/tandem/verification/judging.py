@@ -1,0 +1,36 @@
+"""What kernels are told about rows of scores, and what they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+GREEDY, KEYED, RANDOM = 0, 1, 2
+
+
+class RowPlan(NamedTuple):
+    """What to do with one row of scores."""
+
+    noise: int
+    """GREEDY: none; KEYED; RANDOM."""
+    key: int = 0
+    """Of keyed noise: `noise.row_key`."""
+    token: int = 0
+    """The drafted token behind this place, and..."""
+    q_row: int = -1
+    """... the row of q that it was drawn from; -1: nothing is judged here."""
+
+
+class Judged(NamedTuple):
+    """Of R rows, still on the device."""
+
+    tokens: Tensor
+    """[R] int64: drawn from the row's distribution, or from what is left of it."""
+    kept: Tensor
+    """[R] int8: whether the drafted token is kept."""
+
+
+Judge = Callable[[Tensor, Tensor | None, Sequence[RowPlan], int], Judged]
+"""Of scores [R, V], q [places, V], plans and this launch's seed, of 31 bits."""
