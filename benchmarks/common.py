@@ -8,7 +8,6 @@ import platform
 import random
 import shutil
 import statistics
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +16,8 @@ import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+
+from benchmarks.bandwidth import BYTES, Reader
 
 ROOT = Path(__file__).parents[1]
 MODELS = ROOT / "model_repository" / "tandem" / "1"
@@ -116,15 +117,10 @@ def _summary(repeats: list[list[Run]]) -> Summary:
     )
 
 
-def read_bandwidth(megabytes: int = 512, repeats: int = 5) -> float:
+def read_bandwidth(repeats: int = 5) -> float:
     """Bytes a second that all threads together read from memory."""
-    data = torch.ones(megabytes << 18)
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        data.sum()
-        times.append(time.perf_counter() - start)
-    return data.numel() * 4 / min(times)
+    reader = Reader(torch.get_num_threads())
+    return BYTES / statistics.median(reader.seconds() for _ in range(repeats))
 
 
 def machine() -> dict[str, Any]:

@@ -38,9 +38,9 @@ Tokens a second of all requests together, the demo target, prompts of 128 tokens
 STEPS = """## Passes and the memory's limit
 
 Milliseconds of a target pass behind 256 tokens by the rows that it verifies; a pass over one row
-reads every weight once, and its bytes a second are compared with what a sum over a large array
-reads in the same run. (Weights that fit the cache can be read faster than that, and that sum is not
-the most: on two cores with AMX a loop that asks for memory ahead read 44 to 60 GB/s of 1 GB.)"""
+reads every weight once, and its bytes a second are compared with those of a loop of vector loads
+over 1 GiB in the same turns, which asks for memory ahead and computes nothing. (Weights that fit
+the cache can be read faster than that.)"""
 HOST = """Of steps that only decode, the share that is not spent in a model's pass: scheduling,
 drafting without a model, sampling, text."""
 ADAPTIVE_TEXT = """## Speculation under load

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from benchmarks.bandwidth import BYTES, Reader
 from benchmarks.common import MODELS, machine, prompts, save, show
 from benchmarks.contenders import model_folder
 from tandem import Engine, EngineConfig, SamplingParams
@@ -28,7 +29,6 @@ from tandem.runners.parallel_runner import Runner
 TARGETS = {"demo": None, "200 MB": 200, "600 MB": 600}
 ROWS = (1, 2, 4, 8, 16, 32)
 CONTEXT = 256
-READ_BYTES = 512 << 20  # what a plain read reads, in the same turns
 BATCHES = (1, 8)
 
 
@@ -39,12 +39,13 @@ def main(
     """Measures and reports."""
     torch.set_num_threads(threads)
     result: dict[str, Any] = {"machine": machine(), "passes": {}, "host": {}}
+    reader = Reader(threads)
     for name, megabytes in TARGETS.items():
         folder = model_folder(megabytes)
         config = EngineConfig(model=folder, kv_cache_memory="256MiB", devices="cpu")
         with Engine(config) as engine:
             size = (folder / "model.safetensors").stat().st_size
-            result["passes"][name] = _passes(engine.target, size, repeats)
+            result["passes"][name] = _passes(engine.target, size, repeats, reader)
     _show_passes(result["passes"])
     for name in ("demo", "200 MB"):
         for method in ("none", "ngram", "draft_model"):
@@ -55,23 +56,20 @@ def main(
     save("steps", result)
 
 
-def _passes(runner: Runner, size: int, repeats: int) -> dict[str, Any]:
+def _passes(runner: Runner, size: int, repeats: int, reader: Reader) -> dict[str, Any]:
     """Rows of all sizes in turns, so that all see the same machine."""
     blocks = list(range(1, 2 + (CONTEXT + max(ROWS)) // 16))
     runner.forward([1] * CONTEXT, [Query(blocks, 0, CONTEXT)])
     seconds: dict[int, list[float]] = {rows: [] for rows in ROWS}
-    data = torch.ones(READ_BYTES // 4)
     reads: list[float] = []
     for _ in range(repeats + 2):
-        start = time.perf_counter()
-        data.sum()
-        reads.append(time.perf_counter() - start)
+        reads.append(reader.seconds())
         for rows in ROWS:
             query = Query(blocks, CONTEXT, rows)
             start = time.perf_counter()
             runner.forward([1] * rows, [query])
             seconds[rows].append(time.perf_counter() - start)
-    bandwidth = READ_BYTES / statistics.median(reads[2:])
+    bandwidth = BYTES / statistics.median(reads[2:])
     medians = {rows: statistics.median(times[2:]) for rows, times in seconds.items()}
     return {
         "milliseconds": {str(rows): round(1e3 * time, 3) for rows, time in medians.items()},
