@@ -12,6 +12,7 @@ import logging
 import os
 import queue
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,9 @@ from tandem.triton_request import Ask, name_of, parse
 
 logger = logging.getLogger("tandem")
 
-CANCEL_POLL_S = 0.25
+CANCEL_POLLS_S = 0.02, 0.25
+"""Least and most between two looks at who has left."""
+CANCEL_SHARE = 0.005  # of the time, to look in: Triton answers for one request in some 0.1 ms
 NAMELESS = "A request without an id"
 DRAIN_POLL_S = 0.5
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -107,8 +110,13 @@ class TritonPythonModel:
 
     def _watch_cancels(self) -> None:
         """Clients may leave at any time: queued, prefilling or decoding."""
-        while not self.stopping.wait(CANCEL_POLL_S):
+        least, most = CANCEL_POLLS_S
+        pause = least
+        while not self.stopping.wait(pause):
+            begun = time.perf_counter()
             self._look_for_cancels()
+            took = time.perf_counter() - begun
+            pause = min(most, max(least, took / CANCEL_SHARE))
 
     def _watch_unload(self) -> None:
         """What still runs when a model that is being unloaded has waited long enough is ended."""

@@ -102,6 +102,15 @@ def sample(models, method, params, policy=None, **parameters):
         return engine.generate([PROMPT] * SAMPLES, params)
 
 
+def p_value(models, method, case, policy=None, **parameters):
+    """Of SAMPLES completions, if they follow the enumerated distribution."""
+    params = SamplingParams(max_tokens=2 * LENGTH, **case)
+    outputs = sample(models, method, params, policy, **parameters)
+    return chi_square_p(
+        outputs, enumerate_sequences(models["target"], PROMPT, params, LENGTH), LENGTH
+    )
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("case", CASES)
 def test_follows_the_enumerated_distribution(case, method, models):
@@ -120,10 +129,7 @@ def test_every_other_way_follows_it(method, models):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_coupled_draws_follow_it_too(method, models):
-    params = SamplingParams(max_tokens=2 * LENGTH)
-    expected = enumerate_sequences(models["target"], PROMPT, params, LENGTH)
-    outputs = sample(models, method, params, acceptance_method="coupled")
-    assert chi_square_p(outputs, expected, LENGTH) > REFUSE_BELOW
+    assert p_value(models, method, {}, acceptance_method="coupled") > REFUSE_BELOW
 
 
 @pytest.mark.parametrize(
@@ -135,10 +141,7 @@ def test_coupled_draws_follow_it_too(method, models):
     ],
 )
 def test_judging_blocks_follows_it_too(case, method, models):
-    params = SamplingParams(max_tokens=2 * LENGTH, **CASES[case])
-    expected = enumerate_sequences(models["target"], PROMPT, params, LENGTH)
-    outputs = sample(models, method, params, acceptance_method="block")
-    assert chi_square_p(outputs, expected, LENGTH) > REFUSE_BELOW
+    assert p_value(models, method, CASES[case], acceptance_method="block") > REFUSE_BELOW
 
 
 def test_judging_blocks_keeps_more(models):
@@ -153,10 +156,7 @@ def test_judging_blocks_keeps_more(models):
 
 def test_a_bent_block_rule_is_found_out(models, monkeypatch):
     monkeypatch.setattr("tandem.verification.verify._block_weights", generous_weights)
-    params = SamplingParams(max_tokens=2 * LENGTH)
-    expected = enumerate_sequences(models["target"], PROMPT, params, LENGTH)
-    outputs = sample(models, "bad draft", params, acceptance_method="block")
-    assert chi_square_p(outputs, expected, LENGTH) < REFUSE_BELOW
+    assert p_value(models, "bad draft", {}, acceptance_method="block") < REFUSE_BELOW
 
 
 def generous_weights(ratios, lengths):
@@ -207,12 +207,6 @@ def test_a_residual_of_torchs_that_forgets_q_is_found_out(models, monkeypatch):
     assert p_value(models, "bad draft", {}) < REFUSE_BELOW
 
 
-def p_value(models, method, case):
-    params = SamplingParams(max_tokens=2 * LENGTH, **case)
-    expected = enumerate_sequences(models["target"], PROMPT, params, LENGTH)
-    return chi_square_p(sample(models, method, params), expected, LENGTH)
-
-
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_a_place_that_nothing_could_be_drawn_for_is_no_draft(rule, models):
     """Where a draft may say nothing of what it knows, its q is no distribution."""
@@ -228,10 +222,7 @@ def test_a_place_that_nothing_could_be_drawn_for_is_no_draft(rule, models):
 
         return without
 
-    params = SamplingParams(max_tokens=2 * LENGTH)
-    expected = enumerate_sequences(models["target"], PROMPT, params, LENGTH)
-    outputs = sample(models, "good draft", params, policy, acceptance_method=rule)
-    assert chi_square_p(outputs, expected, LENGTH) > REFUSE_BELOW
+    assert p_value(models, "good draft", {}, policy, acceptance_method=rule) > REFUSE_BELOW
 
 
 def cut_where(unlikely):
@@ -264,7 +255,4 @@ def test_a_policy_may_cut_by_what_could_be_drawn(method, models):
 @pytest.mark.parametrize("method", ["bad draft", "good draft"])
 def test_a_policy_that_cuts_by_what_was_drawn_is_found_out(method, models):
     """Non-anticipation: whether a place is drafted may not depend on the token drawn there."""
-    params = SamplingParams(max_tokens=2 * LENGTH)
-    expected = enumerate_sequences(models["target"], PROMPT, params, LENGTH)
-    outputs = sample(models, method, params, cut_where(lambda q, token: q[token] < 0.4))
-    assert chi_square_p(outputs, expected, LENGTH) < REFUSE_BELOW
+    assert p_value(models, method, {}, cut_where(lambda q, token: q[token] < 0.4)) < REFUSE_BELOW
