@@ -176,10 +176,13 @@ void finish(const Model& model, const Step& step, Space& space) {
            space.parts.data());
 }
 
-// some(row, draws) for all rows, whoever does it.
+// some(row, draws) for all rows, whoever does it. For a few numbers one thread does not call others,
+// who would have to be given a core first.
 template <class Some>
-void each_row(int rows, int threads, Some some) {
-#pragma omp parallel num_threads(std::max(1, std::min(rows, threads)))
+void each_row(int rows, int vocabulary, int threads, Some some) {
+  constexpr int kFewNumbers = 1 << 16;
+  const bool alone = int64_t(rows) * vocabulary <= kFewNumbers;
+#pragma omp parallel num_threads(alone ? 1 : std::min(rows, threads))
   {
     Draws draws;
 #pragma omp for schedule(dynamic)
@@ -233,7 +236,7 @@ void tandem_forward(const Model* model, const Step* step, void* space) {
 // logits to scores [rows, vocabulary].
 void tandem_limit(const float* logits, int rows, int vocabulary, const Limits* limits,
                   float* scores, int threads) {
-  each_row(rows, threads, [&](int row, Draws& draws) {
+  each_row(rows, vocabulary, threads, [&](int row, Draws& draws) {
     const size_t begin = row * size_t(vocabulary);
     limit_row(logits + begin, vocabulary, limits[row], draws, scores + begin);
   });
@@ -242,7 +245,7 @@ void tandem_limit(const float* logits, int rows, int vocabulary, const Limits* l
 // this launch's random numbers.
 void tandem_judge(const float* scores, int rows, int vocabulary, const RowPlan* plans,
                   const float* q, uint64_t seed, int64_t* tokens, int8_t* kept, int threads) {
-  each_row(rows, threads, [&](int row, Draws& draws) {
+  each_row(rows, vocabulary, threads, [&](int row, Draws& draws) {
     const uint64_t key = mix(mix(seed) + kGolden * (row + 1));
     tokens[row] = draw_row(scores + row * size_t(vocabulary), vocabulary, plans[row], q, key, draws,
                            kept[row]);

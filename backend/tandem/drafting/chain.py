@@ -81,7 +81,7 @@ class ChainProposer(Proposer):
         if not any(by_rejection(chain.request) for chain in chains):
             return None
         longest = max(chain.lookahead for chain in chains)
-        return torch.zeros((count, longest, logits.shape[-1]), device=logits.device)
+        return torch.empty((count, longest, logits.shape[-1]), device=logits.device)
 
     def _append(self, logits: Tensor, chains: Sequence[Chain], q: Tensor | None) -> None:
         """Draws the next token of each chain and records what it was drawn from."""
@@ -89,7 +89,11 @@ class ChainProposer(Proposer):
             logits = logits[[chain.row for chain in chains]]
         drawn = self.sampler.draw(logits, [Row(c.request, tuple(c.tokens)) for c in chains])
         if q is not None:
-            places = [chain.place for chain in chains]
-            q[places, len(chains[0].tokens)] = drawn.scores.softmax(-1)
+            shares, depth = drawn.scores.softmax(-1), len(chains[0].tokens)
+            first, last = chains[0].place, chains[-1].place
+            if last - first + 1 == len(chains):  # as a rule; indices would have all threads woken
+                q[first : last + 1, depth] = shares
+            else:
+                q[[chain.place for chain in chains], depth] = shares
         for chain, token in zip(chains, drawn.tokens, strict=True):
             chain.tokens.append(token)
