@@ -21,8 +21,8 @@ from torch import Tensor
 from tandem.config import EngineConfig
 from tandem.drafting.chain import Chain, ChainProposer
 from tandem.drafting.steps import Guesser
-from tandem.engine import Engine
 from tandem.errors import ConfigError, InvalidRequestError
+from tandem.in_process import Engine
 from tandem.request import SamplingParams
 from tandem.serving.model_config import read_model
 from tandem.verification.sampler import Sampler

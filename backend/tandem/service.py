@@ -19,7 +19,7 @@ from tandem.engine_process import EngineProcess, interpreter
 from tandem.errors import EngineDeadError, TandemError
 from tandem.messages import Abort, Alive, Broken, Measured, Outputs, Refused, Submit
 from tandem.metrics import FAILED, REFUSALS, RESTARTS, Report, counted, standing
-from tandem.request import RequestOutput, SamplingParams
+from tandem.request import Prompt, RequestOutput, SamplingParams
 
 logger = logging.getLogger("tandem")
 Answer = TypeVar("Answer", RequestOutput, TandemError)
@@ -82,9 +82,7 @@ class EngineService:
         """Process id of the engine."""
         return self._process.pid
 
-    def submit(
-        self, prompt: str | list[int], params: SamplingParams, sink: Sink, name: str = ""
-    ) -> str:
+    def submit(self, prompt: Prompt, params: SamplingParams, sink: Sink, name: str = "") -> str:
         """Hands a request over; returns its id, which begins with the name that the client gave
         it and stands in every line of the log about it. Raises `EngineDeadError`."""
         request_id = f"{name or 'request'}-{secrets.token_hex(8)}"  # names need not be unique

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Protocol
@@ -37,7 +37,7 @@ from tandem.messages import (
 )
 from tandem.metrics import FINISHED, Meters, Report
 from tandem.outbox import Outbox
-from tandem.request import RequestOutput, SamplingParams
+from tandem.request import Prompt, RequestOutput, SamplingParams
 from tandem.runners.rank_worker import PULSE_S, die_with_parent
 from tandem.tokenizer import Tokenizer
 from tandem.watchdog import Watchdog
@@ -66,7 +66,7 @@ class ServedEngine(Protocol):
 
     def add_request(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         params: SamplingParams,
         request_id: str,
         arrival: float | None = None,
@@ -144,9 +144,9 @@ def build(config: EngineConfig) -> ServedEngine:
         from tandem.vllm.engine import VllmEngine
 
         return VllmEngine(config)
-    from tandem.engine import Engine
+    from tandem.engine import NativeEngine
 
-    return Engine(config)
+    return NativeEngine(config)
 
 
 class _Sender:

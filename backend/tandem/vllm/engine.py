@@ -1,4 +1,4 @@
-"""vLLM as an engine: the same interface as `tandem.engine.Engine` has towards the service.
+"""vLLM as an engine: the same interface as `tandem.engine.NativeEngine` has towards the service.
 
 vLLM's own process computes; here its event loop runs in a thread, and what a step brings goes
 straight from vLLM's engine core to the same output side that the native engine has. So text, stop
@@ -23,7 +23,14 @@ from tandem.errors import ConfigError, InvalidRequestError, QueueFullError
 from tandem.limits import Limits
 from tandem.metrics import FINISHED, PREEMPTIONS, Meters, Report
 from tandem.output import OutputStream
-from tandem.request import Request, RequestOutput, SamplingParams, SpeculationStats, TokenLogprobs
+from tandem.request import (
+    Prompt,
+    Request,
+    RequestOutput,
+    SamplingParams,
+    SpeculationStats,
+    TokenLogprobs,
+)
 from tandem.tokenizer import Tokenizer
 from tandem.vllm import draft_tp, per_request
 from tandem.vllm.arguments import (
@@ -115,13 +122,13 @@ class VllmEngine:
 
     def add_request(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         params: SamplingParams,
         request_id: str,
         arrival: float | None = None,
     ) -> str:
         """Hands a prompt to vLLM. Raises `InvalidRequestError` or `QueueFullError`."""
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        tokens = self.tokenizer.prompt(prompt)
         self.limits.check(tokens, params)
         waiting = len(self._streams) - self.config.max_num_seqs
         if waiting >= self.config.max_queue_size:
