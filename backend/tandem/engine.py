@@ -19,7 +19,7 @@ from tandem.config import WITH_KV, EngineConfig
 from tandem.drafting import Verdict
 from tandem.errors import InvalidRequestError
 from tandem.metrics import DRAFTING, KV_USAGE, RUNNING, VERIFYING, WAITING, Key, Report
-from tandem.output import OutputStream, gather_logprobs
+from tandem.output import OutputStream, Streams, gather_logprobs
 from tandem.request import (
     Prompt,
     Request,
@@ -61,7 +61,7 @@ class NativeEngine:
         self.with_kv = ("target", "draft") if config.method in WITH_KV else ("target",)
         self.shares_processor = self.target.device.type == "cpu"
         self.steps = 0
-        self._streams: dict[str, OutputStream] = {}
+        self.streams = Streams()
         self._ids = itertools.count()
 
     # -- requests ------------------------------------------------------------------------------
@@ -76,40 +76,23 @@ class NativeEngine:
         """Queues a prompt. arrival: by `time.monotonic`; None: now. Raises `InvalidRequestError`
         or `QueueFullError`."""
         tokens = self.tokenizer.prompt(prompt)
-        self.limits.check(tokens, params)
-        request = Request(
-            id=request_id or f"request-{next(self._ids)}",
-            tokens=tokens,
-            num_prompt=len(tokens),
-            params=params,
-            seed=self._coupling_seed(params),
-            max_total=self.limits.max_total(len(tokens), params),
-            stop_ids=self.limits.stop_ids(params),
-            banned=[ids for word in params.bad_words for ids in self._spellings(word)],
-            arrival=time.monotonic() if arrival is None else arrival,
-        )
-        if request.id in self._streams:
+        name = request_id or f"request-{next(self._ids)}"
+        request = self.limits.request(name, tokens, params, arrival)
+        request.seed = self._coupling_seed(params)
+        request.banned = [ids for word in params.bad_words for ids in self._spellings(word)]
+        if request.id in self.streams:
             raise InvalidRequestError(f"The request id {request.id!r} is in use: choose another.")
         self.scheduler.add(request)
-        self._streams[request.id] = OutputStream(request, self.tokenizer, self.meters)
+        self.streams[request.id] = OutputStream(request, self.tokenizer, self.meters)
         return request.id
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """Drops a request at once, freeing its KV; None if it is not (or no longer) here."""
-        stream = self._streams.pop(request_id, None)
+        stream = self.streams.pop(request_id, None)
         if stream is None:
             return None
         self.scheduler.remove(stream.request)
         return stream.abort()
-
-    def holds(self, request_id: str) -> bool:
-        """Whether a request is here."""
-        return request_id in self._streams
-
-    def waits(self, request_id: str) -> bool:
-        """Whether a request is here and has not been begun."""
-        stream = self._streams.get(request_id)
-        return stream is not None and stream.request.admitted is None
 
     @property
     def idle(self) -> bool:
@@ -177,7 +160,7 @@ class NativeEngine:
         first = 0
         for request, tokens, verdict in zip(batch.requests, draft.tokens, verdicts, strict=True):
             found = self._logprobs(request, verdict, logits[first : first + len(tokens) + 1])
-            outputs.append(self._streams[request.id].append(verdict, found))
+            outputs.append(self.streams[request.id].append(verdict, found))
             first += len(tokens) + 1
         return outputs
 
@@ -220,10 +203,10 @@ class NativeEngine:
         request.draft_computed = min(request.draft_computed, length)
         self.blocks.register(request)
         if request.finish_reason is not None:
-            del self._streams[request.id]
+            del self.streams[request.id]
             self.scheduler.remove(request)
 
-    # -- how things stand --------------------------------------------------------------------------
+    # -- how things stand ----------------------------------------------------------------------
 
     def stats(self) -> EngineStats:
         """What is going on now."""
@@ -252,7 +235,7 @@ class NativeEngine:
 
     def shutdown(self) -> None:
         """Drops all requests and ends the other ranks."""
-        for request_id in list(self._streams):
+        for request_id in list(self.streams):
             self.abort(request_id)
         self.check_integrity()
         world, self.world = self.world, None

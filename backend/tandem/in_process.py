@@ -50,7 +50,7 @@ class Engine(NativeEngine):
                     begun.append(self._begin(tokens, one))
                     running.add(begun[-1])
                 self._advance()
-                ended = {request_id for request_id in running if not self.holds(request_id)}
+                ended = {request_id for request_id in running if request_id not in self.streams}
                 running -= ended
                 bar.update(len(ended))
             outputs = [self._unread[request_id] for request_id in begun]
@@ -66,7 +66,7 @@ class Engine(NativeEngine):
         """Yields what each round adds to one completion; leaving early aborts it."""
         request_id = self._begin(prompt, params or SamplingParams())
         try:
-            while (output := self._unread[request_id]) is not None or self.holds(request_id):
+            while (output := self._unread[request_id]) is not None or request_id in self.streams:
                 self._unread[request_id] = None
                 if output is None:
                     self._advance()
