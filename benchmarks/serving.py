@@ -17,9 +17,7 @@ import typer
 from tritonclient.grpc import service_pb2
 
 from benchmarks.common import MODELS, ROOT, machine, prompts, save, show
-from tandem import SamplingParams
-from tandem.config import EngineConfig
-from tandem.engine import Engine
+from tandem import Engine, EngineConfig, SamplingParams
 from tandem.serving import ServerOptions, TritonServer
 from tandem_client.wire import to_proto
 

@@ -106,35 +106,44 @@ def _host(model: Path, method: str, batch: int, new_tokens: int = 192) -> dict[s
         kv_cache_memory="256MiB",
     )
     params = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True)
-    passes = _Clock()
-    steps: list[float] = []
     with Engine(config) as engine:
-        runners = [engine.target]
-        proposer = engine.proposer
-        if isinstance(proposer, ChainProposer) and isinstance(proposer.guesser, DraftModel):
-            runners.append(proposer.guesser.runner)
-        for runner in runners:
-            stack = getattr(runner, "by_kernels", None)
-            # the kernels' own call, or all of a pass where torch computes it
-            holder, name = (stack, "_forward") if stack else (runner, "forward_tapped")
-            setattr(holder, name, passes.timed(getattr(holder, name)))
+        passes = _timed_passes(engine)
         for text in prompts("heldout", batch):
             engine.add_request(text, params)
-        while not engine.idle:
-            before = engine.stats()
-            if before.waiting or not before.running or len(steps) == 0:
-                engine.step()  # it reads prompts
-                passes.seconds = 0.0
-                steps.append(0.0)
-                continue
-            start = time.perf_counter()
-            engine.step()
-            steps.append(time.perf_counter() - start)
-    total = sum(steps)
+        steps = _decoding_steps(engine, passes)
     return {
-        "step_ms": round(1e3 * total / (len(steps) - 1), 3),
-        "host_share": round(1 - passes.seconds / total, 4),
+        "step_ms": round(1e3 * statistics.mean(steps), 3),
+        "host_share": round(1 - passes.seconds / sum(steps), 4),
     }
+
+
+def _timed_passes(engine: Engine) -> _Clock:
+    """What all passes of target and draft take from now on."""
+    runners = [engine.target]
+    proposer = engine.proposer
+    if isinstance(proposer, ChainProposer) and isinstance(proposer.guesser, DraftModel):
+        runners.append(proposer.guesser.runner)
+    clock = _Clock()
+    for runner in runners:
+        stack = getattr(runner, "by_kernels", None)
+        # the kernels' own call, or all of a pass where torch computes it
+        holder, name = (stack, "_forward") if stack else (runner, "forward_tapped")
+        setattr(holder, name, clock.timed(getattr(holder, name)))
+    return clock
+
+
+def _decoding_steps(engine: Engine, passes: _Clock) -> list[float]:
+    """Seconds of each step after those that read prompts, until all is done."""
+    steps: list[float] = []
+    while not engine.idle:
+        before = engine.stats()
+        start = time.perf_counter()
+        engine.step()
+        if before.waiting or not before.running:  # it read prompts
+            passes.seconds = 0.0
+        else:
+            steps.append(time.perf_counter() - start)
+    return steps
 
 
 def _show_passes(found: dict[str, Any]) -> None:

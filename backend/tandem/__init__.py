@@ -11,7 +11,7 @@ from tandem.config import EngineConfig
 from tandem.request import RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
-    from tandem.engine import Engine
+    from tandem.in_process import Engine
 
 __all__ = ["Engine", "EngineConfig", "RequestOutput", "SamplingParams"]
 
@@ -19,7 +19,7 @@ __all__ = ["Engine", "EngineConfig", "RequestOutput", "SamplingParams"]
 def __getattr__(name: str) -> Any:
     """`Engine` brings torch along, so it is imported when first asked for."""
     if name == "Engine":
-        from tandem.engine import Engine
+        from tandem.in_process import Engine
 
         return Engine
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

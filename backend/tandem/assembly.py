@@ -15,6 +15,8 @@ from tandem.drafting import Proposer
 from tandem.drafting.build import choose_proposer, choose_translation, load_guesser
 from tandem.drafting.costs import profile
 from tandem.drafting.heads.features import FeatureGuesser
+from tandem.drafting.steps import Guesser
+from tandem.drafting.vocabulary import Translation
 from tandem.errors import CheckpointError, ConfigError
 from tandem.kv_cache import BlockManager, cpu_kv_memory
 from tandem.limits import Limits
@@ -57,47 +59,86 @@ class Parts(NamedTuple):
     sampler: Sampler
 
 
+class Chosen(NamedTuple):
+    """What is settled before anything is loaded."""
+
+    model: ModelConfig
+    draft: ModelConfig | None
+    max_model_len: int
+    tokenizer: Tokenizer
+    translation: Translation | None
+    """Between the tokens of target and draft, where they differ."""
+    placement: Placement
+    dtype: torch.dtype
+    """Of weights and KV."""
+
+
+class Loaded(NamedTuple):
+    """Models, with KV for so many blocks."""
+
+    target: Runner
+    guesser: Guesser | None
+    num_blocks: int
+
+
 def build(config: EngineConfig) -> Parts:
     """Loads the models, sizes the KV pool, wires the rest. Raises `ConfigError` and
     `CheckpointError`."""
-    model = read_model_config(config.model)
-    max_model_len = choose_max_model_len(config, model)
-    draft_model = read_draft_config(config, model) if config.method == "draft_model" else None
-    tokenizer = Tokenizer(config.model)
-    translation = choose_translation(config, model, draft_model, tokenizer)
-    check_ranks(config, model, draft_model)
-    placement = place(config)
-    dtype = choose_dtype(config, model, placement)
-    world = enter(config, placement)
+    chosen = choose(config)
+    world = enter(config, chosen.placement)
     try:
-        runners = load_models(config, model, draft_model, dtype, placement, world)
-        kernels = placement.world_size == 1 and has_kernels(
-            placement.devices[0], dtype, model.head_dim
-        )
-        head_dtype = torch.float32 if kernels else dtype
-        guesser = load_guesser(config, model, runners, head_dtype, dtype, translation)
-        caches = [*runners, *([guesser] if isinstance(guesser, FeatureGuesser) else [])]
-        num_blocks = size_pool(config, caches, placement, max_model_len)
-        for cache in caches:
-            cache.allocate(num_blocks, config.block_size)
+        loaded = load(config, chosen, world)
     except BaseException:
         if world is not None:
             world.close()
         raise
+    return wire(config, chosen, world, loaded)
+
+
+def choose(config: EngineConfig) -> Chosen:
+    """Reads what the checkpoints say of themselves, and checks that all of it goes together."""
+    model = read_model_config(config.model)
+    max_model_len = choose_max_model_len(config, model)
+    draft = read_draft_config(config, model) if config.method == "draft_model" else None
+    tokenizer = Tokenizer(config.model)
+    translation = choose_translation(config, model, draft, tokenizer)
+    check_ranks(config, model, draft)
+    placement = place(config)
+    dtype = choose_dtype(config, model, placement)
+    return Chosen(model, draft, max_model_len, tokenizer, translation, placement, dtype)
+
+
+def load(config: EngineConfig, chosen: Chosen, world: World | None) -> Loaded:
+    """Loads the models; what memory they leave becomes KV blocks."""
+    model, placement, dtype = chosen.model, chosen.placement, chosen.dtype
+    runners = load_models(config, chosen, world)
+    head_dtype = torch.float32 if by_kernels(model, placement, dtype) else dtype
+    guesser = load_guesser(config, model, runners, head_dtype, dtype, chosen.translation)
+    caches = [*runners, *([guesser] if isinstance(guesser, FeatureGuesser) else [])]
+    num_blocks = size_pool(config, caches, placement, chosen.max_model_len)
+    for cache in caches:
+        cache.allocate(num_blocks, config.block_size)
+    return Loaded(runners[0], guesser, num_blocks)
+
+
+def wire(config: EngineConfig, chosen: Chosen, world: World | None, loaded: Loaded) -> Parts:
+    """What is around the models."""
+    target, guesser, num_blocks = loaded
     reads_ahead = isinstance(guesser, FeatureGuesser)
     blocks = BlockManager(num_blocks, config.block_size, config.enable_prefix_caching, reads_ahead)
-    sampler = Sampler(config.seed, placement.devices[0])
+    sampler = Sampler(config.seed, chosen.placement.devices[0])
     meters = Meters()
+    model = chosen.model
     return Parts(
-        limits=Limits(model.vocab_size, model.eos_ids, max_model_len, config.methods),
-        tokenizer=tokenizer,
+        limits=Limits(model.vocab_size, model.eos_ids, chosen.max_model_len, config.methods),
+        tokenizer=chosen.tokenizer,
         world=world,
-        target=runners[0],
+        target=target,
         blocks=blocks,
         scheduler=Scheduler(config, blocks, meters),
         meters=meters,
         proposer=choose_proposer(
-            config, guesser, sampler, lambda: pass_times(config, runners[0], num_blocks)
+            config, guesser, sampler, lambda: pass_times(config, target, num_blocks)
         ),
         sampler=sampler,
     )
@@ -121,20 +162,14 @@ def enter(config: EngineConfig, placement: Placement) -> World | None:
     return None
 
 
-def load_models(
-    config: EngineConfig,
-    model: ModelConfig,
-    draft: ModelConfig | None,
-    dtype: torch.dtype,
-    placement: Placement,
-    world: World | None,
-) -> list[Runner]:
+def load_models(config: EngineConfig, chosen: Chosen, world: World | None) -> list[Runner]:
     """The target's runner and, with a draft model, the draft's."""
-    wanted: list[tuple[Role, Path, ModelConfig]] = [("target", config.model, model)]
-    if draft is not None and config.draft_model is not None:
-        wanted.append(("draft", config.draft_model, draft))
+    wanted: list[tuple[Role, Path, ModelConfig]] = [("target", config.model, chosen.model)]
+    if chosen.draft is not None and config.draft_model is not None:
+        wanted.append(("draft", config.draft_model, chosen.draft))
+    dtype = chosen.dtype
     if world is None:
-        device = placement.devices[0]
+        device = chosen.placement.devices[0]
         return [ModelRunner(folder, shape, dtype, device) for _, folder, shape in wanted]
     return [ParallelRunner(world, role, folder, shape, dtype) for role, folder, shape in wanted]
 
@@ -147,11 +182,17 @@ def choose_dtype(config: EngineConfig, model: ModelConfig, placement: Placement)
             f"{config.model} is stored as {name}, which the native engine does not run: set dtype "
             f"to one of {', '.join(DTYPES)}."
         )
-    device, dtype = placement.devices[0], DTYPES[name]
-    if config.dtype == "auto" and device.type == "cpu" and not computes_in(name):
-        whole = placement.world_size == 1
-        return dtype if whole and has_kernels(device, dtype, model.head_dim) else torch.float32
+    dtype = DTYPES[name]
+    on_cpu = placement.devices[0].type == "cpu"
+    if config.dtype == "auto" and on_cpu and not computes_in(name):
+        return dtype if by_kernels(model, placement, dtype) else torch.float32
     return dtype
+
+
+def by_kernels(model: ModelConfig, placement: Placement, dtype: torch.dtype) -> bool:
+    """Whether whole passes are computed by the kernels: not where ranks share them."""
+    alone = placement.world_size == 1
+    return alone and has_kernels(placement.devices[0], dtype, model.head_dim)
 
 
 def choose_max_model_len(config: EngineConfig, model: ModelConfig) -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from tandem.messages import Submit
+from tandem.output import Streams
 
 FEW = 1024
 
@@ -34,18 +35,6 @@ class Deadline(NamedTuple):
         )
 
 
-class Holder(Protocol):
-    """What has the requests."""
-
-    def holds(self, request_id: str) -> bool:
-        """Whether a request is here."""
-        ...
-
-    def waits(self, request_id: str) -> bool:
-        """Whether it is here and has not been begun."""
-        ...
-
-
 class Deadlines:
     """Of the requests in an engine."""
 
@@ -61,18 +50,20 @@ class Deadlines:
                 deadline = Deadline(asked.arrival + seconds, asked.request_id, seconds, queued)
                 heapq.heappush(self._heap, deadline)
 
-    def over(self, engine: Holder) -> Iterator[Deadline]:
+    def over(self, streams: Streams) -> Iterator[Deadline]:
         """Those that are over now, of requests that are here."""
         if len(self._heap) > self._most:
-            self._forget(engine)
+            self._forget(streams)
         now = time.monotonic()
         while self._heap and self._heap[0].at <= now:
             deadline = heapq.heappop(self._heap)
-            if (engine.waits if deadline.queued else engine.holds)(deadline.request_id):
+            name = deadline.request_id
+            holds = streams.waits(name) if deadline.queued else name in streams
+            if holds:
                 yield deadline
 
-    def _forget(self, engine: Holder) -> None:
+    def _forget(self, streams: Streams) -> None:
         """Drops those of requests that have ended, once in a while."""
-        self._heap = [one for one in self._heap if engine.holds(one.request_id)]
+        self._heap = [one for one in self._heap if one.request_id in streams]
         heapq.heapify(self._heap)
         self._most = max(FEW, 2 * len(self._heap))

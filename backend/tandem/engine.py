@@ -1,6 +1,6 @@
-"""The engine: schedule, draft, verify, commit.
+"""The native engine: schedule, draft, verify, commit.
 
-`Engine` runs in the process that makes it. Serving puts it into one of its own (service.py).
+Served, it has a process of its own (service.py); `in_process` completes prompts in the caller's.
 """
 
 from __future__ import annotations
@@ -8,12 +8,10 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
-from typing import NamedTuple, Self
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
-from tqdm import tqdm
 
 from tandem.assembly import build
 from tandem.batch import TargetBatch, computed_rows, target_batch
@@ -21,8 +19,9 @@ from tandem.config import WITH_KV, EngineConfig
 from tandem.drafting import Verdict
 from tandem.errors import InvalidRequestError
 from tandem.metrics import DRAFTING, KV_USAGE, RUNNING, VERIFYING, WAITING, Key, Report
-from tandem.output import OutputStream, gather_logprobs
+from tandem.output import OutputStream, Streams, gather_logprobs
 from tandem.request import (
+    Prompt,
     Request,
     RequestOutput,
     SamplingParams,
@@ -31,9 +30,6 @@ from tandem.request import (
 )
 from tandem.scheduler import StepPlan
 from tandem.verification.verify import verify
-
-Prompt = str | Sequence[int]
-PROGRESS_FROM = 8  # prompts in one call from which on a bar is shown
 
 
 class EngineStats(NamedTuple):
@@ -46,7 +42,7 @@ class EngineStats(NamedTuple):
     preemptions: int
 
 
-class Engine:
+class NativeEngine:
     """Speculative generation for one target, over as many requests as fit."""
 
     def __init__(self, config: EngineConfig) -> None:
@@ -65,8 +61,7 @@ class Engine:
         self.with_kv = ("target", "draft") if config.method in WITH_KV else ("target",)
         self.shares_processor = self.target.device.type == "cpu"
         self.steps = 0
-        self._streams: dict[str, OutputStream] = {}
-        self._unread: dict[str, RequestOutput | None] = {}
+        self.streams = Streams()
         self._ids = itertools.count()
 
     # -- requests ------------------------------------------------------------------------------
@@ -80,41 +75,24 @@ class Engine:
     ) -> str:
         """Queues a prompt. arrival: by `time.monotonic`; None: now. Raises `InvalidRequestError`
         or `QueueFullError`."""
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        self.limits.check(tokens, params)
-        request = Request(
-            id=request_id or f"request-{next(self._ids)}",
-            tokens=tokens,
-            num_prompt=len(tokens),
-            params=params,
-            seed=self._coupling_seed(params),
-            max_total=self.limits.max_total(len(tokens), params),
-            stop_ids=self.limits.stop_ids(params),
-            banned=[ids for word in params.bad_words for ids in self._spellings(word)],
-            arrival=time.monotonic() if arrival is None else arrival,
-        )
-        if request.id in self._streams:
+        tokens = self.tokenizer.prompt(prompt)
+        name = request_id or f"request-{next(self._ids)}"
+        request = self.limits.request(name, tokens, params, arrival)
+        request.seed = self._coupling_seed(params)
+        request.banned = [ids for word in params.bad_words for ids in self._spellings(word)]
+        if request.id in self.streams:
             raise InvalidRequestError(f"The request id {request.id!r} is in use: choose another.")
         self.scheduler.add(request)
-        self._streams[request.id] = OutputStream(request, self.tokenizer, self.meters)
+        self.streams[request.id] = OutputStream(request, self.tokenizer, self.meters)
         return request.id
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """Drops a request at once, freeing its KV; None if it is not (or no longer) here."""
-        stream = self._streams.pop(request_id, None)
+        stream = self.streams.pop(request_id, None)
         if stream is None:
             return None
         self.scheduler.remove(stream.request)
         return stream.abort()
-
-    def holds(self, request_id: str) -> bool:
-        """Whether a request is here."""
-        return request_id in self._streams
-
-    def waits(self, request_id: str) -> bool:
-        """Whether a request is here and has not been begun."""
-        stream = self._streams.get(request_id)
-        return stream is not None and stream.request.admitted is None
 
     @property
     def idle(self) -> bool:
@@ -182,7 +160,7 @@ class Engine:
         first = 0
         for request, tokens, verdict in zip(batch.requests, draft.tokens, verdicts, strict=True):
             found = self._logprobs(request, verdict, logits[first : first + len(tokens) + 1])
-            outputs.append(self._streams[request.id].append(verdict, found))
+            outputs.append(self.streams[request.id].append(verdict, found))
             first += len(tokens) + 1
         return outputs
 
@@ -225,86 +203,10 @@ class Engine:
         request.draft_computed = min(request.draft_computed, length)
         self.blocks.register(request)
         if request.finish_reason is not None:
-            del self._streams[request.id]
+            del self.streams[request.id]
             self.scheduler.remove(request)
 
-    # -- for whoever calls in-process ----------------------------------------------------------
-
-    def generate(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> list[RequestOutput]:
-        """Completes prompts (strings or lists of ids) and returns whole outputs, in order."""
-        many = _as_prompts(prompts)
-        each = (
-            list(params)
-            if isinstance(params, Sequence)
-            else [params or SamplingParams()] * len(many)
-        )
-        if len(each) != len(many):
-            raise InvalidRequestError(
-                f"There are {len(many)} prompts but {len(each)} SamplingParams: give one for all "
-                "or one a prompt."
-            )
-        for prompt, one in zip(many, each, strict=True):
-            tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-            self.limits.check(tokens, one)  # all of them before any is begun
-        begun: list[str] = []
-        running: set[str] = set()
-        work = zip(many, each, strict=True)
-        bar = tqdm(total=len(many), disable=len(many) < PROGRESS_FROM, unit="prompt")
-        try:
-            while len(begun) < len(many) or running:
-                for prompt, one in itertools.islice(work, self._room()):
-                    begun.append(self._begin(prompt, one))
-                    running.add(begun[-1])
-                self._advance()
-                bar.update(len(running - self._streams.keys()))
-                running &= self._streams.keys()
-            outputs = [self._unread[request_id] for request_id in begun]
-            return [output for output in outputs if output is not None]
-        finally:
-            bar.close()
-            for request_id in begun:
-                self._end(request_id)
-
-    def _room(self) -> int:
-        """Preempted requests may fill the queue beyond its size."""
-        return max(0, self.config.max_queue_size - len(self.scheduler.waiting))
-
-    def _begin(self, prompt: Prompt, params: SamplingParams) -> str:
-        request_id = self.add_request(prompt, params)
-        self._unread[request_id] = None
-        return request_id
-
-    def _advance(self) -> None:
-        """A step; every `generate` and `stream` under way finds its own outputs in `_unread`."""
-        for output in self.step():
-            unread = self._unread.get(output.request_id)
-            if unread is not None:
-                unread.merge(output)
-            elif output.request_id in self._unread:
-                self._unread[output.request_id] = output
-
-    def _end(self, request_id: str) -> None:
-        self.abort(request_id)
-        self._unread.pop(request_id, None)
-
-    def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None
-    ) -> Iterator[RequestOutput]:
-        """Yields what each round adds to one completion; leaving early aborts it."""
-        request_id = self._begin(prompt, params or SamplingParams())
-        try:
-            while (output := self._unread[request_id]) is not None or request_id in self._streams:
-                self._unread[request_id] = None
-                if output is None:
-                    self._advance()
-                else:
-                    yield output
-        finally:
-            self._end(request_id)
+    # -- how things stand ----------------------------------------------------------------------
 
     def stats(self) -> EngineStats:
         """What is going on now."""
@@ -333,27 +235,9 @@ class Engine:
 
     def shutdown(self) -> None:
         """Drops all requests and ends the other ranks."""
-        for request_id in list(self._streams):
+        for request_id in list(self.streams):
             self.abort(request_id)
         self.check_integrity()
         world, self.world = self.world, None
         if world is not None:
             world.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.shutdown()
-
-
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many: a list of ints is one."""
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]

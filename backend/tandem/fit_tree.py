@@ -21,8 +21,8 @@ from torch import Tensor
 from tandem.config import EngineConfig
 from tandem.drafting.chain import Chain, ChainProposer
 from tandem.drafting.steps import Guesser
-from tandem.engine import Engine
 from tandem.errors import ConfigError, InvalidRequestError
+from tandem.in_process import Engine
 from tandem.request import SamplingParams
 from tandem.serving.model_config import read_model
 from tandem.verification.sampler import Sampler
@@ -119,19 +119,28 @@ def run(
     config = EngineConfig.from_triton_parameters(parameters, served.version_folder)
     if config.engine != "native":
         raise ConfigError(f"{folder.name} runs on {config.engine}, which drafts chains alone.")
-    console = Console(highlight=False)
     every = config.model_copy(update={"adaptive_speculation": False})  # place is to be guessed
     with Engine(every) as engine:
         accuracies = measure(engine, texts, depth, max_tokens)
-    table = Table(title=f"{config.method}: share of places with the right guess, %")
+    console = Console(highlight=False)
+    console.print(_table(config.method, accuracies))
+    found = fit(accuracies, nodes)
+    if not found.paths:
+        raise ConfigError("No guess was ever right on these prompts: a tree cannot help here.")
+    _show(found, console)
+
+
+def _table(method: str, accuracies: Sequence[Sequence[float]]) -> Table:
+    table = Table(title=f"{method}: share of places with the right guess, %")
     for heading in ("place", *(f"#{rank + 1}" for rank in range(RANKS))):
         table.add_column(heading, justify="right")
     for place, line in enumerate(accuracies, 1):
         table.add_row(str(place), *(f"{100 * share:.1f}" for share in line))
-    console.print(table)
-    found = fit(accuracies, nodes)
-    if not found.paths:
-        raise ConfigError("No guess was ever right on these prompts: a tree cannot help here.")
+    return table
+
+
+def _show(found: Fit, console: Console) -> None:
+    """The lines for config.pbtxt."""
     console.print(f"{len(found.paths)} nodes, {found.expected:.2f} tokens a round expected:")
     for key, value in (
         ("speculative_tree", json.dumps(found.paths)),

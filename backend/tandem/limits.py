@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 
 from tandem.errors import InvalidRequestError
-from tandem.request import SamplingParams
+from tandem.request import Request, SamplingParams
 from tandem.validation import short
 
 
@@ -49,12 +50,28 @@ class Limits:
                 f"but this model was loaded with {', '.join(self.methods)}: name one of these."
             )
 
-    def max_total(self, num_prompt: int, params: SamplingParams) -> int:
+    def request(
+        self, name: str, tokens: list[int], params: SamplingParams, arrival: float | None
+    ) -> Request:
+        """What is asked, checked. arrival: by `time.monotonic`; None: now."""
+        self.check(tokens, params)
+        return Request(
+            id=name,
+            tokens=tokens,
+            num_prompt=len(tokens),
+            params=params,
+            seed=params.seed,
+            max_total=self._max_total(len(tokens), params),
+            stop_ids=self._stop_ids(params),
+            arrival=time.monotonic() if arrival is None else arrival,
+        )
+
+    def _max_total(self, num_prompt: int, params: SamplingParams) -> int:
         """Most tokens of prompt and output together."""
         if params.max_tokens is None:
             return self.max_model_len
         return min(self.max_model_len, num_prompt + params.max_tokens)
 
-    def stop_ids(self, params: SamplingParams) -> frozenset[int]:
+    def _stop_ids(self, params: SamplingParams) -> frozenset[int]:
         eos = frozenset() if params.ignore_eos else self.eos_ids
         return eos | frozenset(params.stop_token_ids)

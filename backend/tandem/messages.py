@@ -13,7 +13,7 @@ from tandem.errors import (
     TandemError,
 )
 from tandem.metrics import Report
-from tandem.request import RequestOutput, SamplingParams
+from tandem.request import Prompt, RequestOutput, SamplingParams
 
 REFUSING = (InvalidRequestError, QueueFullError, RequestTimeoutError)
 
@@ -22,7 +22,7 @@ class Submit(NamedTuple):
     """A prompt, as text or token ids."""
 
     request_id: str
-    prompt: str | list[int]
+    prompt: Prompt
     params: SamplingParams
     arrival: float
     """By `time.monotonic`, which all processes of a machine share."""

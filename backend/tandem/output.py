@@ -133,6 +133,15 @@ class OutputStream:
         return shown + self.stops.flush()
 
 
+class Streams(dict[str, OutputStream]):
+    """Of the requests that are in an engine, by id."""
+
+    def waits(self, request_id: str) -> bool:
+        """Whether a request is here and has not been begun."""
+        stream = self.get(request_id)
+        return stream is not None and stream.request.admitted is None
+
+
 def gather_logprobs(
     logits: Tensor, tokens: Sequence[int], count: int, tokenizer: Tokenizer
 ) -> list[TokenLogprobs]:

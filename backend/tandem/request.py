@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
@@ -15,6 +16,7 @@ from tandem.validation import no_bool, sentences, short
 
 Int = Annotated[int, BeforeValidator(no_bool)]
 Float = Annotated[float, BeforeValidator(no_bool)]
+Prompt = str | Sequence[int]  # a text, or its token ids
 FinishReason = Literal["stop", "length", "abort"]
 GREEDY_BELOW = 1e-5  # temperatures under it mean greedy, as in vLLM
 SEED_LIMIT = 1 << 63

@@ -19,7 +19,7 @@ from tandem.engine_process import EngineProcess, interpreter
 from tandem.errors import EngineDeadError, TandemError
 from tandem.messages import Abort, Alive, Broken, Measured, Outputs, Refused, Submit
 from tandem.metrics import FAILED, REFUSALS, RESTARTS, Report, counted, standing
-from tandem.request import RequestOutput, SamplingParams
+from tandem.request import Prompt, RequestOutput, SamplingParams
 
 logger = logging.getLogger("tandem")
 Answer = TypeVar("Answer", RequestOutput, TandemError)
@@ -82,9 +82,7 @@ class EngineService:
         """Process id of the engine."""
         return self._process.pid
 
-    def submit(
-        self, prompt: str | list[int], params: SamplingParams, sink: Sink, name: str = ""
-    ) -> str:
+    def submit(self, prompt: Prompt, params: SamplingParams, sink: Sink, name: str = "") -> str:
         """Hands a request over; returns its id, which begins with the name that the client gave
         it and stands in every line of the log about it. Raises `EngineDeadError`."""
         request_id = f"{name or 'request'}-{secrets.token_hex(8)}"  # names need not be unique
@@ -208,26 +206,32 @@ class EngineService:
             elif isinstance(message, Measured):
                 self._on_report(message.report)
             elif isinstance(message, Refused):
-                self._on_report(counted(FAILED, 1, REFUSALS.get(message.kind, "engine_lost")))
-                sink = self._take_sink(message.request_id)
-                if sink is not None:
-                    logger.debug("%s has ended: %s", message.request_id, message.reason)
-                    _deliver(message.request_id, sink.on_error, message.error())
+                self._refuse(message)
             elif isinstance(message, Outputs):
                 for output in message.outputs:
-                    if output.request_id in merged:
-                        merged[output.request_id].merge(output)
-                    else:
-                        merged[output.request_id] = output
-        for request_id, output in merged.items():
-            sink = self._sinks.get(request_id)
-            if sink is None:  # it was given up
-                continue
-            if output.finished:
-                self._take_sink(request_id)
-                logger.debug("%s has ended: %s.", request_id, output.finish_reason)
-            if not _deliver(request_id, sink.on_output, output):
-                self._give_up(request_id, sink)
+                    earlier = merged.setdefault(output.request_id, output)
+                    if earlier is not output:
+                        earlier.merge(output)
+        for output in merged.values():
+            self._answer(output)
+
+    def _refuse(self, refused: Refused) -> None:
+        self._on_report(counted(FAILED, 1, REFUSALS.get(refused.kind, "engine_lost")))
+        sink = self._take_sink(refused.request_id)
+        if sink is not None:
+            logger.debug("%s has ended: %s", refused.request_id, refused.reason)
+            _deliver(refused.request_id, sink.on_error, refused.error())
+
+    def _answer(self, output: RequestOutput) -> None:
+        request_id = output.request_id
+        sink = self._sinks.get(request_id)
+        if sink is None:  # it was given up
+            return
+        if output.finished:
+            self._take_sink(request_id)
+            logger.debug("%s has ended: %s.", request_id, output.finish_reason)
+        if not _deliver(request_id, sink.on_output, output):
+            self._give_up(request_id, sink)
 
     def _give_up(self, request_id: str, sink: Sink) -> None:
         """A sink that lost a part of its answer gets no more of it, but an end."""

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Protocol
@@ -37,7 +37,8 @@ from tandem.messages import (
 )
 from tandem.metrics import FINISHED, Meters, Report
 from tandem.outbox import Outbox
-from tandem.request import RequestOutput, SamplingParams
+from tandem.output import Streams
+from tandem.request import Prompt, RequestOutput, SamplingParams
 from tandem.runners.rank_worker import PULSE_S, die_with_parent
 from tandem.tokenizer import Tokenizer
 from tandem.watchdog import Watchdog
@@ -56,6 +57,8 @@ class ServedEngine(Protocol):
     """Whether it computes on the cores that everything else here runs on."""
     tokenizer: Tokenizer
     meters: Meters
+    streams: Streams
+    """Of the requests that are here."""
     steps: int
     """How many have ended."""
 
@@ -66,7 +69,7 @@ class ServedEngine(Protocol):
 
     def add_request(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         params: SamplingParams,
         request_id: str,
         arrival: float | None = None,
@@ -88,14 +91,6 @@ class ServedEngine(Protocol):
 
     def watch(self, on_lost: Callable[[str], None]) -> None:
         """Has `on_lost` called with the reason should a part of the engine be lost."""
-        ...
-
-    def holds(self, request_id: str) -> bool:
-        """Whether a request is here."""
-        ...
-
-    def waits(self, request_id: str) -> bool:
-        """Whether a request is here and has not been begun."""
         ...
 
     def report(self) -> Report:
@@ -144,9 +139,9 @@ def build(config: EngineConfig) -> ServedEngine:
         from tandem.vllm.engine import VllmEngine
 
         return VllmEngine(config)
-    from tandem.engine import Engine
+    from tandem.engine import NativeEngine
 
-    return Engine(config)
+    return NativeEngine(config)
 
 
 class _Sender:
@@ -214,7 +209,7 @@ def _run(engine: ServedEngine, sender: _Sender, inbox: Inbox, deadlines: Deadlin
         for message in messages:
             if _handle(message, engine, sender, outbox) and isinstance(message, Submit):
                 deadlines.add(message)
-        for deadline in deadlines.over(engine):
+        for deadline in deadlines.over(engine.streams):
             if engine.abort(deadline.request_id) is not None:
                 outbox.drop(deadline.request_id)
                 kind = RequestTimeoutError.__name__

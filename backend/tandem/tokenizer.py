@@ -9,6 +9,7 @@ from pathlib import Path
 from tokenizers import Tokenizer as HFTokenizer
 
 from tandem.errors import CheckpointError, InvalidRequestError
+from tandem.request import Prompt
 
 REPLACEMENT = "\ufffd"
 CONTEXT_TOKENS = 6  # how many prompt tokens, at least, the first output token is decoded behind
@@ -33,6 +34,10 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Token ids with the special tokens a prompt begins with."""
         return self._ids(text, True)
+
+    def prompt(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt, whichever it is."""
+        return self.encode(prompt) if isinstance(prompt, str) else list(prompt)
 
     def encode_plain(self, text: str) -> list[int]:
         """Token ids of the text alone."""

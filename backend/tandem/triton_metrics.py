@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import triton_python_backend_utils as pb_utils
 
-from tandem.metrics import CATALOGUE, SECONDS, Key, Kind, Metric, Recent, Report, merged
+from tandem.metrics import CATALOGUE, SECONDS, Key, Kind, Recent, Report, merged
 
 logger = logging.getLogger("tandem")
 
@@ -61,6 +61,7 @@ class Board(Void):
             "gauge": pb_utils.MetricFamily.GAUGE,
             "histogram": pb_utils.MetricFamily.HISTOGRAM,
         }
+        self._catalogue = {one.name: one for one in CATALOGUE}
         self._families = {
             one.name: pb_utils.MetricFamily(
                 name=one.name, description=one.help, kind=kinds[one.kind]
@@ -71,7 +72,7 @@ class Board(Void):
         self._recent = Recent()
         for one in CATALOGUE:  # there from the beginning, or a rate has nothing to begin at
             if not one.label:
-                self._metric(one, "")
+                self._metric(Key(one.name))
         super().__init__(reports)
 
     def close(self) -> None:
@@ -87,22 +88,18 @@ class Board(Void):
             logger.exception("Metrics could not be published.")
 
     def _publish(self, report: Report) -> None:
-        gauges = {**report.gauges, **self._recent.gauges(report.counts)}
-        for one in CATALOGUE:
-            if one.kind == "counter":
-                for key in [key for key in report.counts if key.name == one.name]:
-                    self._metric(one, key.label).increment(report.counts[key])
-            elif one.kind == "gauge":
-                for key in [key for key in gauges if key.name == one.name]:
-                    self._metric(one, key.label).set(gauges[key])
-            else:
-                for value in report.observed.get(one.name, ()):
-                    self._metric(one, "").observe(value)
+        for key, count in report.counts.items():
+            self._metric(key).increment(count)
+        for key, level in {**report.gauges, **self._recent.gauges(report.counts)}.items():
+            self._metric(key).set(level)
+        for name, values in report.observed.items():
+            for value in values:
+                self._metric(Key(name)).observe(value)
 
-    def _metric(self, one: Metric, label: str) -> Any:
-        key = Key(one.name, label)
+    def _metric(self, key: Key) -> Any:
         if key not in self._metrics:
-            labels = self._labels | ({one.label: label} if one.label else {})
+            one = self._catalogue[key.name]
+            labels = self._labels | ({one.label: key.label} if one.label else {})
             more = {"buckets": list(SECONDS)} if one.kind == "histogram" else {}
             self._metrics[key] = self._families[one.name].Metric(labels=labels, **more)
         return self._metrics[key]

@@ -10,7 +10,7 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from tandem.errors import InvalidRequestError
-from tandem.request import SamplingParams
+from tandem.request import Prompt, SamplingParams
 
 FLAGS = (
     "return_finish_reason",
@@ -32,7 +32,7 @@ LONGEST_NAME = 64
 class Ask:
     """What a client asked for."""
 
-    prompt: str | list[int]
+    prompt: Prompt
     params: SamplingParams
     stream: bool
     prepend: str
@@ -66,7 +66,7 @@ def name_of(request: Any) -> str:
     return "".join(c if c.isprintable() else "?" for c in name[:LONGEST_NAME])
 
 
-def _prompt(request: Any, max_bytes: int) -> str | list[int]:
+def _prompt(request: Any, max_bytes: int) -> Prompt:
     text, ids = _tensor(request, "text_input"), _tensor(request, "input_ids")
     if (text is None) == (ids is None):
         raise InvalidRequestError("Send the prompt as 'text_input' or as 'input_ids', one of them.")

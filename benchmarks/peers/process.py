@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from benchmarks.common import CACHE, ROOT, Batch, Run, digest, made_once
@@ -94,12 +93,7 @@ class Peer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

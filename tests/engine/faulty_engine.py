@@ -11,14 +11,14 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parents[2] / "backend")]
 
 from tandem import service_worker  # noqa: E402
-from tandem.engine import Engine  # noqa: E402
+from tandem.engine import NativeEngine  # noqa: E402
 
 HANG, FAIL = 7, 8
 
-step = Engine.step
+step = NativeEngine.step
 
 
-def faulty_step(engine: Engine) -> list:
+def faulty_step(engine: NativeEngine) -> list:
     prompts = [request.tokens[:1] for request in engine.scheduler.waiting]
     if [HANG] in prompts:
         threading.Event().wait()
@@ -29,6 +29,6 @@ def faulty_step(engine: Engine) -> list:
 
 
 if __name__ == "__main__":
-    Engine.step = faulty_step
+    NativeEngine.step = faulty_step
     sys.argv = sys.argv[2:]
     service_worker.main()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tandem import SamplingParams
-from tandem.drafting import Computed, Draft, Proposer, Verdict
+from tandem.drafting import Computed, Draft, NoProposer, Verdict
 from tandem.drafting.held import MOST_ROWS, HeldStates
 from tandem.drafting.mixture import Method, MixtureProposer
 from tandem.drafting.parts import Part
@@ -212,7 +212,7 @@ def test_reading_a_prompt_is_not_taken_for_the_time_of_a_draft():
     assert model.asked > 30
 
 
-class Reader(Proposer):
+class Reader(NoProposer):
     """Notes what it is shown."""
 
     def __init__(self):

@@ -105,24 +105,7 @@ def _admission(served: Sequence[Point], output_tokens: float, longest_wait_s: fl
 
 def remarks(points: Sequence[Point]) -> list[str]:
     """What the lines cannot say."""
-    found = []
-    length = best_length(points) or max(point.draft_tokens for point in points)
-    longest = max(point.draft_tokens for point in points)
-    of_length = [one for one in points if one.draft_tokens == length]
-    drafted = sum(one.drafted for one in of_length)
-    rate = sum(one.accepted for one in of_length) / max(1, drafted)
-    if not drafted:
-        found.append("The server drafted nothing: is a speculative_method configured?")
-    elif rate > HIGH and length == longest:
-        found.append(
-            f"{rate:.0%} of the drafted tokens are accepted: measure longer drafts too "
-            "(draft_tokens here, num_speculative_tokens of the server)."
-        )
-    elif rate < LOW:
-        found.append(
-            f"Only {rate:.0%} of the drafted tokens are accepted: measure shorter drafts, another "
-            "draft model or another method."
-        )
+    found = _of_drafts(points)
     spread = max((most_apart(point) for point in points if not point.failure), default=0.0)
     if spread > NOISY:
         found.append(
@@ -135,6 +118,28 @@ def remarks(points: Sequence[Point]) -> list[str]:
             "with speculative_method none has more room, for it keeps no KV of a draft."
         )
     return found
+
+
+def _of_drafts(points: Sequence[Point]) -> list[str]:
+    """How many of them are accepted, where that calls for something."""
+    length = best_length(points) or max(point.draft_tokens for point in points)
+    longest = max(point.draft_tokens for point in points)
+    of_length = [one for one in points if one.draft_tokens == length]
+    drafted = sum(one.drafted for one in of_length)
+    rate = sum(one.accepted for one in of_length) / max(1, drafted)
+    if not drafted:
+        return ["The server drafted nothing: is a speculative_method configured?"]
+    if rate > HIGH and length == longest:
+        return [
+            f"{rate:.0%} of the drafted tokens are accepted: measure longer drafts too "
+            "(draft_tokens here, num_speculative_tokens of the server)."
+        ]
+    if rate < LOW:
+        return [
+            f"Only {rate:.0%} of the drafted tokens are accepted: measure shorter drafts, another "
+            "draft model or another method."
+        ]
+    return []
 
 
 def most_apart(point: Point) -> float:

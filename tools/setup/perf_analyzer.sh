@@ -3,22 +3,12 @@
 # date. The program is published inside a wheel of Triton's client, the last one that runs with glibc
 # 2.35; two of its libraries come with the server.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+source "$(dirname "${BASH_SOURCE[0]}")/once.sh"
 
-exec 9<tools/setup/perf_analyzer.sh
-flock 9
-
-folder=.perf_analyzer
-stamp=$folder/.setup-stamp
-wheel=tritonclient==2.50.0
-wanted=$({ pwd -P; cat tools/setup/perf_analyzer.sh; } | sha256sum)
-[[ -f $stamp && $(<"$stamp") == "$wanted" ]] && exit 0
-
-echo "Installing perf_analyzer into $folder" >&2
-rm -rf "$folder"
+begin .perf_analyzer perf_analyzer
 mkdir -p "$folder/lib"
 .venv/bin/python -m pip --disable-pip-version-check install --quiet --no-deps \
-    --target "$folder/wheel" "$wheel"
+    --target "$folder/wheel" tritonclient==2.50.0
 mv "$folder/wheel/bin/perf_analyzer" "$folder/program"
 rm -rf "$folder/wheel"
 # Their names were changed when the server's wheel was packed. A server that was installed otherwise
@@ -41,4 +31,4 @@ if ! said=$("$folder/perf_analyzer" --version 2>&1); then
     echo "perf_analyzer does not start here: $said" >&2
     exit 1
 fi
-echo "$wanted" >"$stamp"
+finish

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -48,7 +49,7 @@ class Computed(NamedTuple):
     """Their places in the pass."""
 
 
-class Proposer:
+class Proposer(ABC):
     """A method of speculation. The defaults are those of one that looks at tokens alone."""
 
     taps: tuple[int, ...] | None = None
@@ -58,14 +59,14 @@ class Proposer:
     longest: int = sys.maxsize
     """Most tokens it can draft."""
 
+    @abstractmethod
     def propose(self, decodes: Sequence[Decode]) -> Draft:
         """Drafts for every decode, at most `lookahead` tokens each (none is allowed)."""
-        raise NotImplementedError
 
-    def observe(self, request: Request, drafted: int, verdict: Verdict) -> None:
+    def observe(self, request: Request, drafted: int, verdict: Verdict) -> None:  # noqa: B027
         """Told after each verification, before the tokens are committed."""
 
-    def absorb(self, computed: Sequence[Computed], features: Tensor) -> None:
+    def absorb(self, computed: Sequence[Computed], features: Tensor) -> None:  # noqa: B027
         """Told after the commit, where `taps` asks for it: what the target has computed of each
         request's text. features [T, width], all rows of the pass."""
 

@@ -34,6 +34,7 @@ from tandem.runners.parallel_runner import Runner
 from tandem.tokenizer import Tokenizer
 from tandem.verification.sampler import Sampler
 
+AnyHead = Medusa | MlpSpeculator | Eagle | Eagle3 | Mtp
 WRONG_KIND = (TypeError, ValueError, AttributeError, KeyError, ZeroDivisionError)
 
 
@@ -71,18 +72,29 @@ def load_guesser(
         return DraftModel(runner, config.max_num_batched_tokens, between)
     if config.method not in HEADS:
         return None
-    head = read_head(config.draft_model or config.model)
     device = runners[0].device
+    made = _load_heads(config, model, runners[0], dtype)
+    if device.type == "cpu":
+        for one in made:
+            use_kernels(one, stored)
+    return _guesser_of(made, dtype, device)
+
+
+def _load_heads(
+    config: EngineConfig, model: ModelConfig, target: Runner, dtype: torch.dtype
+) -> list[AnyHead]:
+    head = read_head(config.draft_model or config.model)
     try:
         with torch.inference_mode():
-            made = [one.to(device) for one in _make_heads(config, head, model, runners[0], dtype)]
+            made = _make_heads(config, head, model, target, dtype)
+            return [one.to(target.device) for one in made]
     except WRONG_KIND as error:
         raise CheckpointError(
             f"{head.folder}/config.json holds a value of the wrong kind ({error}): restore it."
         ) from None
-    if device.type == "cpu":
-        for one in made:
-            use_kernels(one, stored)
+
+
+def _guesser_of(made: list[AnyHead], dtype: torch.dtype, device: torch.device) -> Guesser:
     first, *more = made
     if isinstance(first, Medusa | MlpSpeculator):
         return first
@@ -95,7 +107,7 @@ def load_guesser(
 
 def _make_heads(
     config: EngineConfig, head: Head, model: ModelConfig, target: Runner, dtype: torch.dtype
-) -> Sequence[Medusa | MlpSpeculator | Eagle | Eagle3 | Mtp]:
+) -> Sequence[AnyHead]:
     """One, but for several modules of MTP."""
     if config.method == "medusa":
         return [Medusa(head, model, dtype)]

@@ -207,27 +207,35 @@ class MixtureProposer(Proposer):
         mine = [place for place, length in enumerate(asked) if length]
         if not mine:
             return None
-        assert self._held is not None
         began = self._clock()
-        unread = {request: self._unread(request) for request in (decodes[i].request for i in mine)}
-        self._held.show(list(unread))
-        for request, rows in unread.items():
-            if rows > READ_ALONG:  # that it need not read them again changes its outlook
-                self._known(request).until = self._rounds
+        read = self._catch_up([decodes[place].request for place in mine])
         found = model.proposer.propose(
             [decode._replace(lookahead=n) for decode, n in zip(decodes, asked, strict=True)]
         )
         seconds = self._clock() - began
-        self.costs.observe_draft(len(mine), max(asked), seconds, sum(unread.values()))
+        self.costs.observe_draft(len(mine), max(asked), seconds, read)
         if probed is not None:
-            count = len(decodes)
-            passes = self.costs.passes(count + PROBE)
-            self.costs.explored(seconds + passes[count + PROBE] - passes[count] + waived[probed])
+            self._charge_probe(len(decodes), seconds + waived[probed])
         for place in mine:
             if found.tokens[place]:  # otherwise it still reads the text
                 parts[place] = part_of(found, place)
                 self._known(decodes[place].request).taken = len(self.lookups)
         return found.q
+
+    def _catch_up(self, requests: Sequence[Request]) -> int:
+        """Has the model read what was held back of these; how many tokens it has to read."""
+        assert self._held is not None
+        unread = {request: self._unread(request) for request in requests}
+        self._held.show(requests)
+        for request, rows in unread.items():
+            if rows > READ_ALONG:  # that it need not read them again changes its outlook
+                self._known(request).until = self._rounds
+        return sum(unread.values())
+
+    def _charge_probe(self, batch: int, seconds: float) -> None:
+        """What it took and lost, and what its rows add to the pass of the batch."""
+        passes = self.costs.passes(batch + PROBE)
+        self.costs.explored(seconds + passes[batch + PROBE] - passes[batch])
 
     def _probed(self, decodes: Sequence[Decode], waived: Sequence[float]) -> int | None:
         """Where there is time, the request that loses least if the model is tried for it."""

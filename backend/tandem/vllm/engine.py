@@ -1,4 +1,4 @@
-"""vLLM as an engine: the same interface as `tandem.engine.Engine` has towards the service.
+"""vLLM as an engine: the same interface as `tandem.engine.NativeEngine` has towards the service.
 
 vLLM's own process computes; here its event loop runs in a thread, and what a step brings goes
 straight from vLLM's engine core to the same output side that the native engine has. So text, stop
@@ -11,7 +11,6 @@ import asyncio
 import os
 import queue
 import threading
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from importlib import metadata
@@ -22,8 +21,15 @@ from tandem.drafting import Verdict
 from tandem.errors import ConfigError, InvalidRequestError, QueueFullError
 from tandem.limits import Limits
 from tandem.metrics import FINISHED, PREEMPTIONS, Meters, Report
-from tandem.output import OutputStream
-from tandem.request import Request, RequestOutput, SamplingParams, SpeculationStats, TokenLogprobs
+from tandem.output import OutputStream, Streams
+from tandem.request import (
+    Prompt,
+    Request,
+    RequestOutput,
+    SamplingParams,
+    SpeculationStats,
+    TokenLogprobs,
+)
 from tandem.tokenizer import Tokenizer
 from tandem.vllm import draft_tp, per_request
 from tandem.vllm.arguments import (
@@ -54,7 +60,7 @@ class VllmEngine:
         self.steps = 0
         self.meters = Meters()
         self._scheduler = SchedulerMeters()
-        self._streams: dict[str, OutputStream] = {}
+        self.streams = Streams()
         self._arrived: queue.SimpleQueue[Sequence[Any]] = queue.SimpleQueue()
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True).start()
@@ -115,32 +121,22 @@ class VllmEngine:
 
     def add_request(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         params: SamplingParams,
         request_id: str,
         arrival: float | None = None,
     ) -> str:
         """Hands a prompt to vLLM. Raises `InvalidRequestError` or `QueueFullError`."""
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        self.limits.check(tokens, params)
-        waiting = len(self._streams) - self.config.max_num_seqs
+        tokens = self.tokenizer.prompt(prompt)
+        request = self.limits.request(request_id, tokens, params, arrival)
+        waiting = len(self.streams) - self.config.max_num_seqs
         if waiting >= self.config.max_queue_size:
             raise QueueFullError(
                 f"{waiting} requests are waiting, the most that max_queue_size allows: "
                 "try again later."
             )
-        request = Request(
-            id=request_id,
-            tokens=tokens,
-            num_prompt=len(tokens),
-            params=params,
-            seed=params.seed,
-            max_total=self.limits.max_total(len(tokens), params),
-            stop_ids=self.limits.stop_ids(params),
-            arrival=time.monotonic() if arrival is None else arrival,
-        )
         asked = self._asked(request)
-        self._streams[request_id] = OutputStream(request, self.tokenizer, self.meters)
+        self.streams[request_id] = OutputStream(request, self.tokenizer, self.meters)
         self._tell(self._vllm.engine_core.add_request_async(asked))
         return request_id
 
@@ -162,24 +158,15 @@ class VllmEngine:
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """Drops a request at once; None if it is not (or no longer) here."""
-        stream = self._streams.pop(request_id, None)
+        stream = self.streams.pop(request_id, None)
         if stream is None:
             return None
         self._tell(self._vllm.engine_core.abort_requests_async([request_id]))
         return stream.abort()
 
-    def holds(self, request_id: str) -> bool:
-        """Whether a request is here."""
-        return request_id in self._streams
-
-    def waits(self, request_id: str) -> bool:
-        """Whether a request is here and has not been begun."""
-        stream = self._streams.get(request_id)
-        return stream is not None and stream.request.admitted is None
-
     @property
     def idle(self) -> bool:
-        return not self._streams
+        return not self.streams
 
     def watch(self, on_lost: Callable[[str], None]) -> None:
         """`on_lost` is called with the reason, from another thread, should vLLM end."""
@@ -195,7 +182,7 @@ class VllmEngine:
         """Waits for what vLLM's next step brings."""
         answers = []
         for output in self._arrived.get():
-            stream = self._streams.get(output.request_id)
+            stream = self.streams.get(output.request_id)
             if stream is not None:  # else aborted meanwhile
                 answers.append(self._take(stream, output))
         self.steps += bool(answers)  # else it was woken
@@ -217,7 +204,7 @@ class VllmEngine:
             answer.finish_reason = request.finish_reason = "abort"  # vLLM gave it up
             self.meters.count(FINISHED, label="abort")
         if answer.finished:
-            del self._streams[request.id]
+            del self.streams[request.id]
             if output.finish_reason is None:  # a stop string: vLLM does not know it
                 self._tell(self._vllm.engine_core.abort_requests_async([request.id]))
         return answer
