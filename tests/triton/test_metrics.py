@@ -17,7 +17,7 @@ from tandem.metrics import (
     UP,
 )
 from tests.triton.protocol import Refused, responses, sampling
-from tests.triton.scrape import read, waited
+from tests.triton.scrape import read, settled, waited
 
 
 def test_all_families_are_there_before_any_request(urls):
@@ -30,7 +30,7 @@ def test_all_families_are_there_before_any_request(urls):
 
 
 def test_a_request_is_counted(urls):
-    before = read(urls)
+    before = settled(urls)
     outputs = {"return_num_input_tokens": True, "return_speculation_stats": True}
     whole = list(responses(urls.grpc, ask("def main(argv):\n", 40) | outputs))
     (end,) = [one.outputs for one in whole if "total_draft_tokens" in one.outputs]
@@ -52,7 +52,7 @@ def test_a_request_is_counted(urls):
 
 def test_a_refused_request_is_counted(urls):
     key = (FAILED, ("reason", "invalid"))
-    before = read(urls).get(key, 0)
+    before = settled(urls).get(key, 0)
     with pytest.raises(Refused):
         list(responses(urls.grpc, {"text_input": "a", "sampling_parameters": "{"}))
     with pytest.raises(Refused):  # by the engine
