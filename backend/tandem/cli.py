@@ -51,6 +51,12 @@ def serve(
     triton: Triton = None,
     log: Log = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show Triton's log.")] = False,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[-- ARGUMENT...]", help="Further ones of tritonserver, as they are."
+        ),
+    ] = None,
 ) -> None:
     """Serve models in the foreground until Ctrl-C."""
     from tandem.serving.foreground import serve as serve_in_foreground
@@ -67,6 +73,7 @@ def serve(
             metrics_port=metrics_port,
             triton=triton,
             log_path=log,
+            arguments=tuple(arguments or ()),
         )
         serve_in_foreground(options, Console(), verbose)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -43,7 +44,7 @@ class EngineProcess:
             answer = self.connection.recv()
         except (EOFError, OSError):
             code = self._process.wait()
-            answer = Failed(f"The engine's process ended with code {code} at start.")
+            answer = Failed(f"The engine's process ended with code {code} at start{_hint(code)}.")
         if isinstance(answer, Failed):
             self.end()
             raise ConfigError(answer.reason)
@@ -68,6 +69,12 @@ class EngineProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             return self._process.wait()
+
+
+def _hint(code: int) -> str:
+    if code == -signal.SIGKILL:
+        return ": if memory ran out, give it more, or take smaller models or less kv_cache_memory"
+    return ": read the log"
 
 
 def interpreter(config: EngineConfig) -> str:

@@ -46,6 +46,9 @@ from tandem.watchdog import Watchdog
 logger = logging.getLogger("tandem")
 
 REPORT_S = 1.0  # between two reports of a busy engine
+_NO_MEMORY = (
+    "read the log, and where memory ran out lower kv_cache_memory or give the models more ranks."
+)
 
 Inbox = queue.SimpleQueue[Submit | Abort]
 
@@ -114,6 +117,10 @@ def main() -> None:
     except TandemError as error:
         connection.send(Failed(str(error)))
         return
+    except Exception as error:  # a bug, or memory that is not there
+        logger.exception("The engine cannot be built.")
+        connection.send(Failed(f"The engine cannot be built ({_named(error)}): {_NO_MEMORY}"))
+        return
     gc.freeze()  # what is loaded stays: collections need not walk it
     received: Inbox = queue.SimpleQueue()
     inbox: Inbox = queue.SimpleQueue()
@@ -130,7 +137,7 @@ def main() -> None:
         sender.give_up(str(error))
     except Exception as error:  # a bug, or memory that is not there
         logger.exception("The engine failed.")
-        sender.give_up(f"The engine failed ({type(error).__name__}: {first_line(error)})")
+        sender.give_up(f"The engine failed ({_named(error)})")
 
 
 def build(config: EngineConfig) -> ServedEngine:
@@ -218,9 +225,10 @@ def _run(engine: ServedEngine, sender: _Sender, inbox: Inbox, deadlines: Deadlin
             outbox.put(engine.step())
 
 
-def first_line(error: Exception) -> str:
-    """What a person reads first."""
-    return str(error).partition("\n")[0].rstrip(".")
+def _named(error: Exception) -> str:
+    """An error's kind and its first line."""
+    first, *_ = str(error).split("\n")
+    return f"{type(error).__name__}: {first.rstrip('.')}"
 
 
 def _handle(message: Submit | Abort, engine: ServedEngine, sender: _Sender, outbox: Outbox) -> bool:

@@ -67,10 +67,16 @@ class Client(ABC):
         params: ParamsLike = None,
         *,
         timeout: float | None = None,
+        request_id: str | None = None,
         **overrides: Any,
     ) -> ChunkStream:
-        """Stream a completion; `timeout` bounds the whole request in seconds."""
-        fields = request_fields(prompt, GenerationParams.of(params, **overrides), self._details)
+        """Stream a completion.
+
+        `timeout` bounds the whole request in seconds, here and on the server. `request_id` begins
+        the server's name for the request, in its log and in the answer's `request_id`.
+        """
+        asked = GenerationParams.of(params, **overrides)
+        fields = request_fields(prompt, asked, self._details, timeout, request_id)
         return ChunkStream(self._open(fields, timeout))
 
     def generate(
@@ -79,11 +85,13 @@ class Client(ABC):
         params: ParamsLike = None,
         *,
         timeout: float | None = None,
+        request_id: str | None = None,
         **overrides: Any,
     ) -> Completion:
         """Wait for a whole completion; it is streamed all the same, so that it can be timed."""
         collector = Collector()
-        with self.stream(prompt, params, timeout=timeout, **overrides) as chunks:
+        stream = self.stream(prompt, params, timeout=timeout, request_id=request_id, **overrides)
+        with stream as chunks:
             for chunk in chunks:
                 collector.add(chunk)
         return collector.completion()
@@ -120,10 +128,16 @@ class AsyncClient(ABC):
         params: ParamsLike = None,
         *,
         timeout: float | None = None,
+        request_id: str | None = None,
         **overrides: Any,
     ) -> AsyncChunkStream:
-        """Stream a completion; `timeout` bounds the whole request in seconds."""
-        fields = request_fields(prompt, GenerationParams.of(params, **overrides), self._details)
+        """Stream a completion.
+
+        `timeout` bounds the whole request in seconds, here and on the server. `request_id` begins
+        the server's name for the request, in its log and in the answer's `request_id`.
+        """
+        asked = GenerationParams.of(params, **overrides)
+        fields = request_fields(prompt, asked, self._details, timeout, request_id)
         return AsyncChunkStream(self._open(fields, timeout))
 
     async def generate(
@@ -132,11 +146,13 @@ class AsyncClient(ABC):
         params: ParamsLike = None,
         *,
         timeout: float | None = None,
+        request_id: str | None = None,
         **overrides: Any,
     ) -> Completion:
         """Wait for a whole completion; it is streamed all the same, so that it can be timed."""
         collector = Collector()
-        async with self.stream(prompt, params, timeout=timeout, **overrides) as chunks:
+        stream = self.stream(prompt, params, timeout=timeout, request_id=request_id, **overrides)
+        async with stream as chunks:
             async for chunk in chunks:
                 collector.add(chunk)
         return collector.completion()

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from tandem_client import errors
-from tandem_client.base import Client
+from tandem_client.base import ChunkStream, Client
 from tandem_client.collect import Collector
 from tandem_client.grpc_client import GrpcClient
 from tandem_client.http_client import HttpClient
@@ -82,7 +82,14 @@ def generate(
     num_draft_tokens: Annotated[
         int | None, typer.Option(help="Longest draft of a round; 0: no speculation.")
     ] = None,
+    speculative_method: Annotated[
+        str | None, typer.Option(help="The one of the model's methods that drafts; none: none.")
+    ] = None,
+    priority: Annotated[int | None, typer.Option(help="Lower ones are served first.")] = None,
     timeout: Annotated[float | None, typer.Option(help="Seconds for the whole request.")] = None,
+    request_id: Annotated[
+        str | None, typer.Option(help="Begins the request's name in the server's log.")
+    ] = None,
     stats: Annotated[
         bool, typer.Option("--stats", help="Print speed and speculation to stderr.")
     ] = False,
@@ -97,10 +104,13 @@ def generate(
         seed=seed,
         stop=stop or None,
         num_draft_tokens=num_draft_tokens,
+        speculative_method=speculative_method,
+        priority=priority,
     )
     text = sys.stdin.read() if prompt == "-" else prompt
     with _one_sentence(), _connect(url, protocol, model) as client:
-        completion = _run(client, text, params, timeout, echo=not as_json)
+        stream = client.stream(text, params, timeout=timeout, request_id=request_id)
+        completion = _run(stream, echo=not as_json)
     if as_json:
         print(json.dumps(_as_dict(completion), ensure_ascii=False))
     if stats:
@@ -117,12 +127,10 @@ def ready(url: Url = None, protocol: Protocols = Protocol.grpc, model: Model = "
     raise typer.Exit(0 if is_ready else _UNAVAILABLE)
 
 
-def _run(
-    client: Client, prompt: str, params: GenerationParams, timeout: float | None, echo: bool
-) -> Completion:
+def _run(stream: ChunkStream, echo: bool) -> Completion:
     collector = Collector()
     try:
-        with client.stream(prompt, params, timeout=timeout) as chunks:
+        with stream as chunks:
             for chunk in chunks:
                 collector.add(chunk)
                 if echo:
@@ -149,6 +157,8 @@ def _summary(completion: Completion) -> str:
         f"{completion.num_tokens} tokens, {timing.tokens_per_second:.1f} tokens/s, "
         f"first after {timing.time_to_first_token * 1000:.0f} ms, {completion.finish_reason}"
     )
+    if completion.request_id:
+        line = f"{completion.request_id}: {line}"
     if stats and stats.drafted:
         line += (
             f"; accepted {stats.accepted} of {stats.drafted} drafted "

@@ -41,6 +41,7 @@ class Collector:
             finish_reason=last.finish_reason,
             logprobs=tuple(entry for chunk in chunks for entry in chunk.logprobs),
             num_input_tokens=chunks[0].num_input_tokens if chunks else None,
+            request_id=last.request_id,
             stats=last.stats,
             timing=self._timing(num_tokens),
         )

@@ -91,6 +91,7 @@ _BY_WORDS: tuple[tuple[str, type[TandemError]], ...] = (
     ("try again", Unavailable),
     ("send the request again", Unavailable),
     ("being unloaded", Unavailable),
+    ("timeout of", DeadlineExceeded),
     ("stub process", ServerError),
 )
 

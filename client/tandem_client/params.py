@@ -34,11 +34,10 @@ class GenerationParams:
     # parameter: it travels as an input of its own.
     num_draft_tokens: int | None = None
 
-    def sampling_json(self) -> str:
+    def sampling_json(self, timeout: float | None = None) -> str:
         """The JSON of the `sampling_parameters` input: the keys that are set."""
-        keys = {key: value for key, value in asdict(self).items() if value is not None}
-        keys.pop("num_draft_tokens", None)
-        return json.dumps(keys)
+        keys = asdict(self) | {"num_draft_tokens": None, "timeout": timeout}
+        return json.dumps({key: value for key, value in keys.items() if value is not None})
 
     @classmethod
     def of(cls, params: "ParamsLike" = None, **overrides: Any) -> "GenerationParams":

@@ -33,6 +33,7 @@ class Chunk:
     finish_reason: str | None = None  # set on the last chunk
     logprobs: tuple[TokenLogprobs, ...] = ()
     num_input_tokens: int | None = None
+    request_id: str | None = None  # what the server calls a request that was given an id
     stats: SpeculationStats | None = None  # on the last chunk
 
 
@@ -55,5 +56,6 @@ class Completion:
     finish_reason: str | None
     logprobs: tuple[TokenLogprobs, ...]
     num_input_tokens: int | None
+    request_id: str | None
     stats: SpeculationStats | None
     timing: Timing

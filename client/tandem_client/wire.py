@@ -18,15 +18,21 @@ Prompt: TypeAlias = str | Sequence[int]
 Fields: TypeAlias = dict[str, str | bool | int | list[int]]
 
 
-def request_fields(prompt: Prompt, params: GenerationParams, details: bool) -> Fields:
-    """The inputs of one streaming request.
+def request_fields(
+    prompt: Prompt,
+    params: GenerationParams,
+    details: bool,
+    timeout: float | None = None,
+    request_id: str | None = None,
+) -> Fields:
+    """The inputs of one streaming request, and its `id` if it has one.
 
-    `details` asks for token ids and speculation statistics, which only Tandem knows: without
-    them the fields are exactly those of Triton's vLLM backend.
+    `details` asks for token ids and speculation statistics and says the timeout, which only Tandem
+    knows: without them the fields are exactly those of Triton's vLLM backend.
     """
     fields: Fields = {
         "stream": True,
-        "sampling_parameters": params.sampling_json(),
+        "sampling_parameters": params.sampling_json(timeout if details else None),
         "return_finish_reason": True,
         "return_num_input_tokens": True,
         "return_num_output_tokens": True,
@@ -42,14 +48,19 @@ def request_fields(prompt: Prompt, params: GenerationParams, details: bool) -> F
     if details:
         fields["return_output_ids"] = True
         fields["return_speculation_stats"] = True
+    if request_id is not None:
+        fields["id"] = request_id
+        if details:
+            fields["return_request_id"] = True
     return fields
 
 
 def to_proto(model: str, fields: Fields) -> service_pb2.ModelInferRequest:
     """The fields as a gRPC request that ends in an empty final response."""
-    request = service_pb2.ModelInferRequest(model_name=model)
+    inputs = dict(fields)
+    request = service_pb2.ModelInferRequest(model_name=model, id=str(inputs.pop("id", "")))
     request.parameters["triton_enable_empty_final_response"].bool_param = True
-    for name, value in fields.items():
+    for name, value in inputs.items():
         datatype, size, raw = _tensor(value)
         request.inputs.add(name=name, datatype=datatype, shape=[size])
         request.raw_input_contents.append(raw)
@@ -99,6 +110,7 @@ def to_chunk(outputs: Mapping[str, list[Any]]) -> Chunk:
         finish_reason=None if reason == "None" else reason,
         logprobs=tuple(json.loads(_first(outputs, "logprobs", "[]"))),
         num_input_tokens=_first(outputs, "num_input_tokens", None),
+        request_id=_first(outputs, "request_id", None),
         stats=_stats(outputs),
     )
 

@@ -13,8 +13,9 @@ from tandem_client.wire import to_proto
 WAIT = 10.0  # seconds: long enough for any machine, never reached when all is well
 
 
-def answer(text, reason):
-    tensors = to_proto("", {"text_output": text, "finish_reason": reason, "output_ids": [1, 2]})
+def answer(text, reason, **more):
+    outputs = {"text_output": text, "finish_reason": reason, "output_ids": [1, 2]}
+    tensors = to_proto("", outputs | more)
     response = service_pb2.ModelInferResponse(raw_output_contents=tensors.raw_input_contents)
     for tensor in tensors.inputs:
         response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
@@ -32,6 +33,7 @@ class Service(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     def __init__(self):
         self.cancelled = threading.Event()
+        self.requests = []
         self.hung_up = SimpleQueue()
 
     def ModelReady(self, request, context):
@@ -40,6 +42,7 @@ class Service(service_pb2_grpc.GRPCInferenceServiceServicer):
     def ModelStreamInfer(self, requests, context):
         with_codes = "triton_grpc_error" in dict(context.invocation_metadata())
         [request] = list(requests)
+        self.requests.append(request)
         names = [tensor.name for tensor in request.inputs]
         prompt = request.raw_input_contents[names.index("text_input")][4:].decode()
         if prompt == "bad" and with_codes:
@@ -60,7 +63,8 @@ class Service(service_pb2_grpc.GRPCInferenceServiceServicer):
             return
         if prompt == "endless":
             self.cancelled.wait(WAIT)
-        yield answer("!", "stop")
+        named = "return_request_id" in names
+        yield answer("!", "stop", **({"request_id": f"{request.id}-7"} if named else {}))
         yield final()
 
 

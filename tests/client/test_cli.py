@@ -33,6 +33,24 @@ def test_json_and_stats(run):
     assert result.stderr.startswith("4 tokens, ")
 
 
+def test_what_a_request_may_say_beside_its_prompt(run, service):
+    options = ["--priority", "-1", "--speculative-method", "none", "--num-draft-tokens", "0"]
+    more = ["--timeout", "9", "--request-id", "order 66"]
+    result = run("generate", "a", "--stats", *options, *more)
+    assert result.stderr.startswith("order 66-7: 4 tokens, ")
+    [request] = service.requests
+    sent = dict(zip([one.name for one in request.inputs], request.raw_input_contents, strict=True))
+    assert json.loads(sent["sampling_parameters"][4:]) == {
+        "max_tokens": 64,
+        "temperature": 0.0,
+        "priority": -1,
+        "speculative_method": "none",
+        "timeout": 9.0,
+    }
+    assert sent["num_draft_tokens"] == bytes(4)
+    assert request.id == "order 66"
+
+
 @pytest.mark.parametrize(
     ("prompt", "url", "code", "sentence"),
     [

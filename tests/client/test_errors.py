@@ -47,6 +47,7 @@ def test_http_statuses(status, kind):
         ("The engine's process ended: send the request again.", errors.Unavailable),
         ("The model is being unloaded.", errors.Unavailable),
         ("The request was cancelled.", errors.Cancelled),
+        ("The request's timeout of 3 s is over: allow more time.", errors.DeadlineExceeded),
         ("Stub process 'tandem_0_0' is not healthy.", errors.ServerError),
     ],
 )

@@ -24,6 +24,15 @@ def test_a_completion(service):
     assert completion.token_ids == (1, 2, 1, 2)
 
 
+def test_a_request_with_an_id_is_told_its_name(service):
+    with GrpcClient(service.url) as client:
+        assert client.generate("x", request_id="order 66").request_id == "order 66-7"
+        assert client.generate("x").request_id is None
+    with GrpcClient(service.url, details=False) as client:
+        assert client.generate("x", request_id="order 67").request_id is None
+    assert [request.id for request in service.requests] == ["order 66", "", "order 67"]
+
+
 def test_readiness(service):
     with GrpcClient(service.url) as client:
         assert client.is_ready()

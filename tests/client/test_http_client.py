@@ -77,11 +77,12 @@ def test_the_request_is_the_contracts():
         return httpx2.Response(200, headers=headers, content=frame(LAST))
 
     with HttpClient(model="m", transport=httpx2.MockTransport(handler)) as client:
-        client.generate("x", max_tokens=3)
+        client.generate("x", max_tokens=3, timeout=9, request_id="order 66")
     [(path, body)] = seen
     assert path == "/v2/models/m/generate_stream"
     assert body["stream"] is True
-    assert json.loads(body["sampling_parameters"]) == {"max_tokens": 3}
+    assert (body["id"], body["return_request_id"]) == ("order 66", True)
+    assert json.loads(body["sampling_parameters"]) == {"max_tokens": 3, "timeout": 9}
 
 
 def test_an_error_before_the_first_token_has_its_status():

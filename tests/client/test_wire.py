@@ -24,7 +24,8 @@ def test_overrides_win_and_unknown_keys_are_refused():
 
 
 def test_without_details_the_fields_are_those_of_the_vllm_backend():
-    fields = request_fields("hi", GenerationParams(logprobs=2), details=False)
+    fields = request_fields("hi", GenerationParams(logprobs=2), details=False, timeout=3)
+    assert json.loads(fields["sampling_parameters"]) == {"logprobs": 2}
     assert set(fields) == {
         "text_input",
         "stream",
@@ -41,6 +42,14 @@ def test_zero_draft_tokens_is_sent_and_token_ids_replace_the_text():
     assert fields["num_draft_tokens"] == 0
     assert fields["input_ids"] == [1, 2]
     assert "text_input" not in fields
+
+
+def test_an_id_is_no_tensor_over_grpc():
+    fields = request_fields("hi", GenerationParams(), details=True, request_id="order 66")
+    request = to_proto("m", fields)
+    assert request.id == fields["id"] == "order 66"
+    assert "id" not in {tensor.name for tensor in request.inputs}
+    assert len(request.inputs) == len(request.raw_input_contents) == len(fields) - 1
 
 
 def test_proto_tensors_round_trip():

@@ -341,6 +341,20 @@ def test_what_is_wrong_at_the_start_is_raised(tmp_path):
     assert children() <= before
 
 
-def test_a_process_that_ends_at_the_start_is_reported(target):
-    with pytest.raises(ConfigError, match="ended with code 1 at start"):
-        EngineService(config_of(target), python="/bin/false")
+def test_memory_that_is_not_there_at_the_start_is_said(target):
+    before = children()
+    with pytest.raises(ConfigError, match=r"Cannot allocate memory\): .* lower kv_cache_memory"):
+        EngineService(config_of(target, kv_cache_memory=1 << 50))
+    assert children() <= before
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [("false", "ended with code 1 at start: read the log"), ("kill -9 $$", "code -9 .* memory")],
+)
+def test_a_process_that_ends_at_the_start_is_reported(target, tmp_path, command, said):
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{command}\n")
+    python.chmod(0o755)
+    with pytest.raises(ConfigError, match=said):
+        EngineService(config_of(target), python=str(python))

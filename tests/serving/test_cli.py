@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx2
 import psutil
 import pytest
 
@@ -83,6 +84,20 @@ def test_serve_prints_a_curl_line_that_works_and_stops_on_a_signal(
         os.killpg(process.pid, number)  # as from make, which passes its own signal on
         assert process.wait(timeout=30) == 0
     assert not tritons_of(repository)
+
+
+@pytest.mark.triton
+def test_what_follows_two_dashes_is_for_triton(repository: Path) -> None:
+    with serving(repository, "--", "--http-restricted-api=model-repository:admin=s3") as process:
+        shown = read_until(process, "Ctrl-C stops the server.")
+        found = re.search(r"HTTP (\S+),", shown)
+        assert found
+        url = f"http://{found[1]}/v2/repository/index"
+        assert httpx2.post(url).status_code == 403
+        assert httpx2.post(url, headers={"admin": "s3"}).status_code == 200
+        assert httpx2.get(f"http://{found[1]}/v2/models/echo/ready").status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0
 
 
 @pytest.mark.triton

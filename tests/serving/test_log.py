@@ -26,6 +26,11 @@ def test_without_an_error_line_the_last_words_count() -> None:
     assert failure_reason("I1121 all is well\n") is None
 
 
+def test_an_argument_that_triton_refuses_is_named() -> None:
+    log = "\nBad option: \"--a\".\n--a option format is 'b'. Got c\n\n\nUsage: tritonserver [options]\n"
+    assert failure_reason(log) == "--a option format is 'b'. Got c"
+
+
 def test_a_follower_waits_for_whole_lines_and_survives_tidying(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.touch()

@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 from tandem_client import (
     AsyncGrpcClient,
     AsyncHttpClient,
+    DeadlineExceeded,
     GrpcClient,
     HttpClient,
     InvalidArgument,
@@ -18,6 +20,7 @@ from tandem_client import (
 )
 from tandem_client.cli import app
 from tests.triton.conftest import PROMPT
+from tests.triton.protocol import WAIT
 
 PARAMS = {"max_tokens": 64, "temperature": 0.0, "ignore_eos": True}
 
@@ -48,6 +51,35 @@ def test_blocking_clients(urls, greedy_text, tokenizer, protocol):
             client.generate(PROMPT)
     with kind(getattr(urls, protocol), details=False) as client:
         assert client.generate(PROMPT, PARAMS).text == greedy_text
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_what_a_request_may_say_beside_its_prompt(urls, greedy_text, protocol):
+    kind = {"grpc": GrpcClient, "http": HttpClient}[protocol]
+    plain = {"speculative_method": "none", "priority": 3}
+    with kind(getattr(urls, protocol)) as client:
+        completion = client.generate(PROMPT, PARAMS, request_id="order 66", timeout=WAIT, **plain)
+        assert completion.text == greedy_text
+        assert completion.stats.drafted == 0
+        assert completion.request_id.startswith("order 66-")
+        with pytest.raises(InvalidArgument, match="priority"):
+            client.generate(PROMPT, priority="high")
+
+
+def test_a_timeout_holds_on_the_server_too(small):
+    """Triton does not notice that a client over HTTP has left the queue, which has one place."""
+    with (
+        GrpcClient(small.grpc) as grpc,
+        HttpClient(small.http) as http,
+        grpc.stream(PROMPT, PARAMS, max_tokens=1500, num_draft_tokens=0) as running,
+    ):
+        next(running)
+        with pytest.raises(DeadlineExceeded):
+            http.generate(PROMPT, timeout=0.3)
+        time.sleep(0.1)  # the server's clock began when the request arrived
+        with pytest.raises(DeadlineExceeded):
+            http.generate(PROMPT, timeout=0.3)
+        assert next(running).finish_reason is None
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])

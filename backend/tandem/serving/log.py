@@ -8,6 +8,8 @@ from typing import Final
 _ERROR_LINE: Final = re.compile(r'^E\d{4} [\d:.]+ +\d+ [\w.]+:\d+\] "?(?P<text>.*?)"?$', re.M)
 # The last words of a server that gives up: "error: creating server: Internal - …"
 _LAST_WORDS: Final = re.compile(r"^error: (?P<text>.+)$", re.M)
+# What it says of an argument that it does not take, before all those that it does.
+_BAD_OPTION: Final = re.compile(r"^(?P<text>.*\S.*)\n+Usage: tritonserver", re.M)
 # A Python model's failure is its exception and, after an empty line, the place it came from.
 _TRACE: Final = re.compile(r"(?:\\n|\n)+At:.*", re.S)
 _LOAD_FAILURE: Final = re.compile(
@@ -31,7 +33,7 @@ def failure_reason(log: str) -> str | None:
         for text in errors:
             if cause in text:
                 return _plain(text) + _syntax_error(log)
-    if last_words := _LAST_WORDS.findall(log):
+    if last_words := _LAST_WORDS.findall(log) or _BAD_OPTION.findall(log):
         return _plain(_one_line(last_words[-1]))
     return errors[-1] if errors else None
 
