@@ -174,7 +174,10 @@ def test_so_do_torchs_draws(method, models, monkeypatch):
 # The very same check must fail where...
 GENEROUS = ("uniform(key, 0) * own", "0.6 * uniform(key, 0) * own")  # ... too much is accepted,
 FORGETFUL = ("(own[i] > 0 ? own[i] : 0.0f)", "0.0f")  # a redraw is from p, not max(0, p - q),
-WRONG_CUT = ("mass * limits.top_p", "mass * limits.top_p * 0.8")  # or too little may be drawn.
+WRONG_CUT = (
+    "kNever) * limits.top_p",
+    "kNever) * limits.top_p * 0.8",
+)  # or too little may be drawn.
 
 
 @pytest.mark.parametrize(

@@ -261,3 +261,38 @@ def test_what_a_round_takes_besides_its_pass_makes_longer_drafts_pay():
         costs.observe_pass(1, 1.0)
     assert 4.0 < costs.passes(1)[1] < 5.0
     assert lengths_of(costs, 0.8)[0] > 5
+
+
+def test_a_draft_must_promise_more_than_none_by_a_margin():
+    seconds, gains = [0.0, 1.0, 1.5], [0.6]
+    assert outlook(seconds, 1, gains).lengths == [0, 1]
+    assert outlook(seconds, 1, gains, margin=1.1).lengths == [0, 0]
+    for by_model, length in ((True, 0), (False, 1)):
+        some = [Option(gains, by_model)]
+        assert best_lengths(seconds, 0.0, some).lengths == [1]
+        assert best_lengths(seconds, 0.0, some, margin=1.1).lengths == [length]
+
+
+def test_what_a_models_draft_takes_besides_is_paid_by_drafts_alone():
+    costs = RoundCosts({1: 1.0, 64: 1.0})
+    costs.observe_between(3.0, by_model=True)
+    assert costs.passes(1)[1] == pytest.approx(4.0)  # as long as none went without
+    for _ in range(30):
+        costs.observe_between(1.0)
+        costs.observe_between(3.0, by_model=True)
+    assert costs.besides == pytest.approx(2.0)
+    seconds, some = costs.passes(9), [Option([0.9], True)]
+    assert seconds[1] == pytest.approx(2.0)
+    assert best_lengths(seconds, 0.0, some).lengths == [1]
+    assert best_lengths(seconds, 0.0, some, besides=costs.besides).lengths == [0]
+
+
+def test_a_surprising_pass_is_learnt_at_once():
+    costs = RoundCosts({1: 1.0, 64: 1.0})
+    for _ in range(3):
+        costs.passes(9)
+        costs.observe_pass(4, 1.5)
+    learnt = costs.passes(9)[4]
+    assert learnt > 1.2
+    costs.observe_pass(4, 100.0)  # it read a prompt too
+    assert costs.passes(9)[4] == learnt

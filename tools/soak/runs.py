@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +17,7 @@ from tandem.serving import Endpoints, ServerOptions, TritonServer
 from tandem.serving.overrides import overridden
 from tandem_client import GrpcClient
 from tools.soak.account import Account, read, settled, troubles
+from tools.soak.health import health_asked
 from tools.soak.traffic import Ask, Ends, any_ask, closed_loop, open_loop
 from tools.soak.watch import MIB, Footprint, Sample, Trend, Watch, footprint, trend
 
@@ -100,7 +99,7 @@ def overload(
             urls, lambda: ask() if time.monotonic() < until else None, 16, fitting, tick
         )
         rate = fitting.total / (time.monotonic() - begun)
-        with _health(urls, health, lost):
+        with health_asked(f"http://{urls.http}/v2/health/ready", health, lost):
             await open_loop(urls, ask, factor * rate, seconds, ends)
         ends.counts += fitting.counts
         ends.odd += fitting.odd
@@ -110,34 +109,6 @@ def overload(
     if not health:
         lost.append("The server's health was never told.")
     return result._replace(health_ms=health, troubles=result.troubles + lost[:10])
-
-
-@contextmanager
-def _health(urls: Endpoints, taken: list[float], lost: list[str]) -> Iterator[None]:
-    """Asks for the server's health ten times a second; milliseconds until each answer, and what
-    came instead of one."""
-    over = threading.Event()
-
-    def ask() -> None:
-        while not over.wait(0.1):
-            begun = time.perf_counter()
-            try:
-                with urllib.request.urlopen(
-                    f"http://{urls.http}/v2/health/ready", timeout=60
-                ) as answer:
-                    answer.read()
-            except OSError as error:  # another status among them
-                lost.append(f"Asked for its health, the server gave: {error}.")
-            else:
-                taken.append(1000 * (time.perf_counter() - begun))
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def _run(server: TritonServer, run: Callable[[Endpoints, Ends], object]) -> Result:

@@ -62,7 +62,7 @@ void keep_first(std::vector<uint64_t>& found, size_t limit) {
   std::sort(found.begin(), found.end(), std::greater<>());
 }
 
-// How many of the best together reach the mass, at least one; more than there are, if they do not.
+// How many of the best together reach the mass, at least one; all, if they do not.
 size_t reaching(const std::vector<uint64_t>& best, const float* scores, float highest,
                 double mass) {
   double before = 0;
@@ -70,41 +70,52 @@ size_t reaching(const std::vector<uint64_t>& best, const float* scores, float hi
     if (i && before >= mass) return i;
     before += std::exp(double(scores[id_of(best[i])]) - highest);
   }
-  return before >= mass ? best.size() : best.size() + 1;
+  return best.size();
 }
 
-double mass_of(const float* scores, int vocabulary, float highest) {
+// Of the scores of at least `lowest`.
+double mass_of(const float* scores, int vocabulary, float highest, float lowest) {
   double mass = 0;
   for (int i = 0; i < vocabulary;) {
     Floats part = {};
     const int end = std::min(vocabulary, i + kTokens);
-    for (; i + kLanes <= end; i += kLanes) part += exp(load(scores + i) - highest);
+    for (; i + kLanes <= end; i += kLanes) {
+      const Floats some = load(scores + i);
+      part += some >= lowest ? exp(some - highest) : all(0.0f);
+    }
     mass += sum(part);
-    for (; i < end; ++i) mass += std::exp(scores[i] - highest);
+    for (; i < end; ++i) mass += scores[i] >= lowest ? std::exp(scores[i] - highest) : 0.0f;
   }
   return mass;
 }
 
-// The k best, and of those the fewest that reach mass p. Those far below the best are looked at only
-// where the cut lies behind the others.
+// A score that the fewest which reach the mass do not fall below: few others should be sorted.
+float lowest_kept(const float* scores, int vocabulary, float highest, double mass) {
+  for (float depth : {1.0f, 2.0f, 3.0f, 4.0f, 5.0f, 6.0f, 8.0f, 10.0f, 13.0f})
+    if (mass_of(scores, vocabulary, highest, highest - depth) >= mass) return highest - depth;
+  return kNever;
+}
+
+// The k best, and of those the fewest that reach mass p.
 void find_kept(const float* scores, int vocabulary, float highest, const Limits& limits,
                std::vector<uint64_t>& best) {
-  const bool all = limits.top_k >= vocabulary;
-  double mass = all ? mass_of(scores, vocabulary, highest) : 0;
-  for (float depth : {3.0f, 12.0f, -kNever}) {
-    gather(scores, vocabulary, highest - depth, best);
-    const bool last = depth == -kNever;
-    if (!all && best.size() < size_t(limits.top_k) && !last) continue;
-    keep_first(best, limits.top_k);
-    if (limits.top_p >= 1) return;  // whatever rounding makes of the sum
-    if (!all) {
-      mass = 0;
-      for (uint64_t rank : best) mass += std::exp(double(scores[id_of(rank)]) - highest);
-    }
-    const size_t count = reaching(best, scores, highest, mass * limits.top_p);
-    if (count <= best.size()) return best.resize(count);
-    if (!all) return;
+  if (limits.top_k >= vocabulary) {
+    // Sums in another order must not leave out the last one.
+    constexpr double kRounding = 1 + 1e-5;
+    const double mass = mass_of(scores, vocabulary, highest, kNever) * limits.top_p;
+    gather(scores, vocabulary, lowest_kept(scores, vocabulary, highest, mass * kRounding), best);
+    keep_first(best, vocabulary);
+    return best.resize(reaching(best, scores, highest, mass));
   }
+  for (float depth : {3.0f, 6.0f, 12.0f, -kNever}) {
+    gather(scores, vocabulary, highest - depth, best);
+    if (best.size() >= size_t(limits.top_k)) break;
+  }
+  keep_first(best, limits.top_k);
+  if (limits.top_p >= 1) return;  // whatever rounding makes of the sum
+  double mass = 0;
+  for (uint64_t rank : best) mass += std::exp(double(scores[id_of(rank)]) - highest);
+  best.resize(reaching(best, scores, highest, mass * limits.top_p));
 }
 
 // Logits to scores: by temperature; what min-p, then top-k, then top-p rule out cannot be drawn.

@@ -15,7 +15,9 @@ A_ROW = 0.05  # of a one-row pass, that a further row is expected to add where n
 A_LEVEL = 0.1  # of a pass, that a level of a model's draft is expected to take
 OUTLIER = 2.0  # times what is known: the round may have read a prompt too, and counts for less
 OF_AN_OUTLIER = 0.02
-LEARN_EVERY = 16  # rounds: what takes long changes slowly
+NEAR = 0.25  # of what is learnt of a size, for half of it and twice as much
+LEARN_EVERY = 16  # rounds: what takes long changes slowly, ...
+SURPRISING = 0.15  # ... but what differs by so much from what was expected is learnt at once
 EXPLORING = 0.002  # of all time may go into drafts that are not expected to pay
 READ_ALONG = 16  # tokens of a request that a draft reads in passing
 BORNE_BY = 16.0  # drafts that pay for what a model had to read, before that is known
@@ -68,7 +70,7 @@ class Times:
         ratio = seconds / float(self.at(size))
         if self._measured:
             weight = 1 - MEMORY if ratio < OUTLIER else OF_AN_OUTLIER
-            near = 0.5 ** np.abs(LOG_SIZES - math.log2(size))
+            near = NEAR ** np.abs(LOG_SIZES - math.log2(size))
             self._seconds *= min(ratio, OUTLIER) ** (weight * near)
         else:
             self._seconds *= ratio
@@ -92,7 +94,9 @@ class RoundCosts:
         self._readings, self._drafts = 1.0, BORNE_BY
         """How often the model had much to read, and how often it drafted."""
         self._between: float | None = None
-        """Seconds from a pass to the next: what each round takes besides."""
+        """Seconds from a pass to the next: what each round takes besides, and..."""
+        self._besides: float | None = None
+        """... the same behind rounds in which the model drafted."""
         self._rounds = 0
         self._elapsed = 0.0
         self._explored = 0.0
@@ -101,15 +105,26 @@ class RoundCosts:
         """A pass over so many rows took so long."""
         self._elapsed += seconds
         self._rounds += 1
-        if seconds > 0 and self._rounds % LEARN_EVERY == 0:
+        if seconds > 0 and (self._rounds % LEARN_EVERY == 0 or self._surprises(rows, seconds)):
             self._passes.observe(rows, seconds)
             self._by_rows = []
 
-    def observe_between(self, seconds: float) -> None:
-        """So long it took from a pass to the next one, a model's draft not counted."""
-        if self._between is not None:
-            seconds = min(seconds, OUTLIER * self._between)
-        self._between = averaged(self._between, seconds)
+    def _surprises(self, rows: int, seconds: float) -> bool:
+        if rows >= len(self._by_rows):
+            return True
+        expected = self._by_rows[rows] - self.between
+        return SURPRISING * expected < abs(seconds - expected) < (OUTLIER - 1) * expected
+
+    def observe_between(self, seconds: float, by_model: bool = False) -> None:
+        """So long it took from a pass to the next one, a model's draft not counted. by_model: it
+        drafted before, which takes longer to learn from and to plan."""
+        known = self._besides if by_model else self._between
+        if known is not None:
+            seconds = min(seconds, OUTLIER * known)
+        if by_model:
+            self._besides = averaged(known, seconds)
+        else:
+            self._between = averaged(known, seconds)
 
     def observe_draft(self, requests: int, levels: int, seconds: float, read: int) -> None:
         """A model's draft of so many levels for so many requests took so long; it has read so many
@@ -137,9 +152,19 @@ class RoundCosts:
     def passes(self, most: int) -> list[float]:
         """Seconds expected of rounds whose passes have 0 to at least `most` rows."""
         if most >= len(self._by_rows):
-            rounds = self._passes.at(np.arange(most + 1)) + (self._between or 0.0)
-            self._by_rows = rounds.tolist()
+            self._by_rows = (self._passes.at(np.arange(most + 1)) + self.between).tolist()
         return self._by_rows
+
+    @property
+    def between(self) -> float:
+        """Seconds expected of what a round takes besides its pass and its draft."""
+        return self._between or self._besides or 0.0
+
+    @property
+    def besides(self) -> float:
+        """Seconds expected of a round with a model's draft, besides its levels and its pass, more
+        than of others."""
+        return max(0.0, (self._besides or 0.0) - self.between)
 
     def reading(self, tokens: int) -> float:
         """Seconds for the model to read so many tokens, as each draft that will come of it has to

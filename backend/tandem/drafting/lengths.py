@@ -50,10 +50,12 @@ def outlook(
     level: float = 0.0,
     reading: float = 0.0,
     slack: float = 1.0,
+    margin: float = 1.0,
 ) -> Outlook:
     """seconds: of rounds by the rows of their passes; level: of each of a model's levels, for the
-    whole batch; reading: that the model needs to catch up with the text, spread over the drafts
-    to come; slack: share of the best rate that is enough for a longer draft."""
+    whole batch; reading: that the model needs to catch up with the texts, spread over the drafts
+    to come, and for whatever else comes but once a draft; slack: share of the best rate that is
+    enough for a longer draft; margin: times the rate of none, that a draft must promise."""
     best, length, tokens = 1 / seconds[batch], 0, 1.0
     lengths, rates = [0], [best]
     rows, drafting = batch, reading
@@ -62,9 +64,9 @@ def outlook(
         rows += batch
         drafting += level
         rate = tokens / (seconds[rows] + drafting)
-        if rate > best:
+        if rate > (best if length else margin * best):
             best, length = rate, count
-        elif rate > slack * best:
+        elif slack < 1 and rate > slack * best:
             length = count
         lengths.append(length)
         rates.append(best)
@@ -72,10 +74,17 @@ def outlook(
 
 
 def best_lengths(
-    seconds: list[float], level: float, options: Sequence[Option], slack: float = 1.0
+    seconds: list[float],
+    level: float,
+    options: Sequence[Option],
+    slack: float = 1.0,
+    besides: float = 0.0,
+    margin: float = 1.0,
 ) -> Plan:
     """The lengths of all requests' drafts that should yield most; seconds, level and slack as in
-    `outlook`, but slack where no model drafts, and no more of it than for one request.
+    `outlook`, but slack where no model drafts, and no more of it than for one request. besides:
+    seconds that a model's draft takes, however long it is; margin: times the rate of none, that it
+    must promise.
 
     For every number of levels that the model could draft, the tokens at hand are taken in the order
     of their gains for as long as that raises the rate of the step.
@@ -91,11 +100,15 @@ def best_lengths(
         place * option.by_model for option in options for place in range(1, 1 + len(option.gains))
     ]
     levels = np.array(places, np.int64)[order]
-    plans = []
-    for depth in {0, *places}:
+
+    def plan(depth: int) -> Plan:
         near = levels <= depth
-        plans.append(_taken(seconds, level * depth, gains[near], owners[near], batch))
-    return max(plans, key=lambda plan: plan.rate)
+        drafting = besides + level * depth if depth else 0.0
+        return _taken(seconds, drafting, gains[near], owners[near], batch)
+
+    without = plan(0)
+    best = max(map(plan, {*places} - {0}), key=lambda one: one.rate, default=without)
+    return best if best.rate > margin * without.rate else without
 
 
 def _taken(

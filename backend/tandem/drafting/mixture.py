@@ -32,8 +32,12 @@ from tandem.request import Notes, Request
 from tandem.scheduler import Decode
 
 PROBE = 2  # tokens of a draft that is not expected to pay
-MARGIN = 1.1  # times the rate of others, that a model must promise: the best of several estimates
-# is on average too good, and where it was wrong a model costs more than a lookup
+# Times the rate of others, and of none, that a model must promise: the best of several estimates is
+# on average too good, planning takes time too, and where it was wrong a model costs more than a
+# lookup.
+MARGIN = 1.1
+CLOSE = 1.3  # times the rate of plain decoding, and less
+REST_EVERY = 61  # rounds, and not always the one before a plan is made
 SLACK = 0.95  # of the best rate is enough for a lookup to draft as far as it wants: it has seen the
 # match, and what is drafted teaches more
 
@@ -80,6 +84,10 @@ class MixtureProposer(Proposer):
         """Of the last round's requests. Where it goes on, nothing was waited for in between."""
         self._rows = 0
         """Of the last pass."""
+        self._by_model = False
+        """Whether the model drafted in it."""
+        self._rested = 0
+        """The last round that was left without a draft."""
         self._proposed_at = 0.0
         self._observed_at: float | None = None
         """None: the round's pass is under way."""
@@ -98,13 +106,16 @@ class MixtureProposer(Proposer):
         ]
         plan = self._plan(decodes, choices)
         self._observe_between(decodes[0].request.id)
+        by_model = any(choice.option.by_model for choice in choices)
+        resting = by_model and self._rests(plan)
+        if resting:
+            plan = Plan([0] * len(decodes), plan.rate)
         parts = [
             known.found[choice.place].cut(length) if choice.place < len(known.found) else NOTHING
             for known, choice, length in zip(requests, choices, plan.lengths, strict=True)
         ]
-        q = None
-        by_model = any(choice.option.by_model for choice in choices)
-        if self.model is not None and (by_model or self.costs.may_explore):
+        q, self._by_model = None, False
+        if self.model is not None and not resting and (by_model or self.costs.may_explore):
             planned = list(zip(choices, plan.lengths, strict=True))
             asked = [length * choice.option.by_model for choice, length in planned]
             waived = [sum(choice.option.gains[:n]) / plan.rate for choice, n in planned]
@@ -168,8 +179,12 @@ class MixtureProposer(Proposer):
         gains = self._gains[place].expected(known.gains[place], count)
         if self._methods[place] is not self.model:
             return outlook(seconds, batch, gains, slack=SLACK)
-        reading = self.costs.reading(self._unread(request))
-        return outlook(seconds, batch, gains, self.costs.level(batch), reading)
+        reading = batch * self.costs.reading(self._unread(request))
+        once = reading + self.costs.besides
+        found = outlook(seconds, batch, gains, self.costs.level(batch), once, margin=MARGIN)
+        if reading and not any(found.lengths):  # what others draft does not make it worth reading
+            found = found._replace(gains=[0.0] * len(gains))
+        return found
 
     def _plan(self, decodes: Sequence[Decode], choices: Sequence[Choice]) -> Plan:
         """How far each draft reaches. Without lookups, whose finds change from round to round, a
@@ -184,10 +199,21 @@ class MixtureProposer(Proposer):
             self._planned_until = self._rounds + PLANNED_FOR
         return self._planned
 
+    def _rests(self, plan: Plan) -> bool:
+        """Whether a round goes without the drafts that are planned: where they promise little more
+        than none do, what rounds take without them must stay known."""
+        batch = len(plan.lengths)
+        close = plan.rate * self.costs.passes(batch)[batch] < CLOSE * batch
+        if not close or not any(plan.lengths) or self._rounds < self._rested + REST_EVERY:
+            return False
+        self._rested = self._rounds
+        return True
+
     def _make_plan(self, choices: Sequence[Choice]) -> Plan:
         seconds = self.costs.passes(len(choices) * (1 + self.longest))
         level = self.costs.level(max(1, sum(choice.option.by_model for choice in choices)))
-        return best_lengths(seconds, level, [choice.option for choice in choices], SLACK)
+        options = [choice.option for choice in choices]
+        return best_lengths(seconds, level, options, SLACK, self.costs.besides, MARGIN)
 
     def _draft(
         self,
@@ -212,7 +238,7 @@ class MixtureProposer(Proposer):
         found = model.proposer.propose(
             [decode._replace(lookahead=n) for decode, n in zip(decodes, asked, strict=True)]
         )
-        seconds = self._clock() - began
+        seconds, self._by_model = self._clock() - began, True
         self.costs.observe_draft(len(mine), max(asked), seconds, read)
         if probed is not None:
             self._charge_probe(len(decodes), seconds + waived[probed])
@@ -270,7 +296,7 @@ class MixtureProposer(Proposer):
     def _observe_between(self, first: str) -> None:
         """What the round before took besides its pass."""
         if first == self._first and self._observed_at is not None:
-            self.costs.observe_between(self._clock() - self._observed_at)
+            self.costs.observe_between(self._clock() - self._observed_at, self._by_model)
         self._first = first
 
     def _learn(self) -> None:
