@@ -10,8 +10,7 @@ import itertools
 from collections import OrderedDict
 from typing import NamedTuple
 
-import psutil
-
+from tandem.free_memory import free_memory
 from tandem.request import Request
 
 ROOT_KEY = 0  # key of the empty prefix
@@ -21,8 +20,7 @@ CPU_KV_MOST = 4 << 30
 
 def cpu_kv_memory(ranks: int) -> int:
     """Bytes of KV cache for each of a CPU engine's ranks, where the configuration names none."""
-    share = psutil.virtual_memory().available * CPU_KV_SHARE
-    return min(CPU_KV_MOST, int(share)) // ranks
+    return min(CPU_KV_MOST, int(free_memory() * CPU_KV_SHARE)) // ranks
 
 
 class CachedBlock(NamedTuple):

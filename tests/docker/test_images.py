@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tandem.metrics import UP
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docker"
 IMAGES = sorted(FOLDER.glob("*.Dockerfile"))
@@ -86,7 +88,13 @@ def test_the_manifest_fits_together():
     assert template["spec"]["terminationGracePeriodSeconds"] > 30
 
 
-@pytest.mark.parametrize("probe", ["startupProbe", "readinessProbe", "livenessProbe"])
+def test_a_lost_engine_is_not_ready():
+    *_, command = container()["readinessProbe"]["exec"]["command"]
+    assert "localhost:8000/v2/models/tandem/ready" in command
+    assert f"'^{UP}{{.*}} 1'" in command
+
+
+@pytest.mark.parametrize("probe", ["startupProbe", "livenessProbe"])
 def test_probes_ask_what_triton_answers(probe):
     path = container()[probe]["httpGet"]["path"]
     assert any(

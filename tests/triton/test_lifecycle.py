@@ -1,11 +1,13 @@
 """Loading, unloading and reloading by a client, a warm-up, and a step of an ensemble."""
 
 import json
+import subprocess
 import threading
 import time
 
 import psutil
 import pytest
+import yaml
 from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
@@ -137,11 +139,13 @@ def test_a_bad_configuration_is_named_and_the_model_goes_on(control, small, chan
 def test_a_crash_of_the_engine_is_said_and_repaired(small, small_server, greedy_text):
     params = {"max_tokens": 64, "temperature": 0.0, "ignore_eos": True}
     with GrpcClient(small.grpc) as client:
+        wait_until(lambda: probe(small))
         with pytest.raises(Unavailable), client.stream(PROMPT, params, max_tokens=400) as chunks:
             next(chunks)
             [engine] = engines(small_server)
             engine.kill()
             list(chunks)
+        wait_until(lambda: not probe(small))
         limit = time.monotonic() + WAIT
         while True:
             try:
@@ -151,6 +155,16 @@ def test_a_crash_of_the_engine_is_said_and_repaired(small, small_server, greedy_
                 assert "again" in str(error)
                 assert time.monotonic() < limit
                 time.sleep(0.1)
+
+
+def probe(urls):
+    """Whether Kubernetes would find the container ready."""
+    deployment = (MODEL_REPOSITORY.parent / "docker" / "kubernetes.yml").read_text()
+    [template] = [one for one in yaml.safe_load_all(deployment) if one["kind"] == "Deployment"]
+    [container] = template["spec"]["template"]["spec"]["containers"]
+    *shell, command = container["readinessProbe"]["exec"]["command"]
+    command = command.replace("localhost:8000", urls.http).replace("localhost:8002", urls.metrics)
+    return not subprocess.run([*shell, command], check=False).returncode
 
 
 def engines(server):

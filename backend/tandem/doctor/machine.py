@@ -9,6 +9,7 @@ from typing import Final
 import psutil
 
 from tandem.doctor.finding import Finding, failure, ok, warning
+from tandem.free_memory import free_memory
 from tandem.serving import ServingError
 from tandem.serving.ports import Ports, choose_ports
 
@@ -44,8 +45,8 @@ def _kernels() -> Finding:
 
 
 def _memory() -> Finding:
-    memory = psutil.virtual_memory()
-    return ok("memory", f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB free")
+    total = psutil.virtual_memory().total
+    return ok("memory", f"{free_memory() / 2**30:.1f} of {total / 2**30:.1f} GiB free")
 
 
 def _gpus() -> Iterator[Finding]:

@@ -1,0 +1,59 @@
+"""What a container leaves of the machine's memory."""
+
+import psutil
+import pytest
+
+from tandem.free_memory import free_memory
+from tandem.kv_cache import CPU_KV_SHARE, cpu_kv_memory
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def group(tmp_path):
+    """Writes a control group's files; returns what is free in the innermost."""
+
+    def write(line, folder, **files):
+        path = tmp_path / "groups" / folder
+        path.mkdir(parents=True, exist_ok=True)
+        for name, value in files.items():
+            (path / name.replace("_", ".", 1)).write_text(f"{value}\n")
+        (tmp_path / "own").write_text(f"{line}\n")
+        return free_memory(tmp_path / "groups", tmp_path / "own")
+
+    return write
+
+
+def test_a_containers_limit_counts(group):
+    assert group("0::/", "", memory_max=64 * MIB, memory_current=40 * MIB) == 24 * MIB
+
+
+def test_pages_of_files_give_way(group):
+    stat = f"anon {9 * MIB}\ninactive_file {10 * MIB}\nactive_file 5"
+    found = group("0::/", "", memory_max=64 * MIB, memory_current=40 * MIB, memory_stat=stat)
+    assert found == 34 * MIB
+
+
+def test_the_limit_of_a_group_around_it_counts_too(group):
+    group("0::/a/b", "a", memory_max=8 * MIB, memory_current=5 * MIB)
+    assert group("0::/a/b", "a/b", memory_max="max", memory_current=5 * MIB) == 3 * MIB
+
+
+def test_groups_of_the_first_version(group):
+    files = {"memory_limit_in_bytes": 32 * MIB, "memory_usage_in_bytes": 30 * MIB}
+    assert group("4:memory:/x", "memory/x", **files) == 2 * MIB
+
+
+def test_where_more_is_used_than_allowed_nothing_is_free(group):
+    assert group("0::/", "", memory_max=MIB, memory_current=2 * MIB) == 0
+
+
+@pytest.mark.parametrize("line", ["0::/", "3:cpu:/", ""])
+def test_without_a_limit_the_machines_memory_counts(group, line):
+    found = group(line or "0::/nowhere", "", memory_max="max", memory_current=5)
+    assert found == pytest.approx(psutil.virtual_memory().available, rel=0.2)
+
+
+def test_the_kv_cache_takes_its_share_of_it(monkeypatch):
+    monkeypatch.setattr("tandem.kv_cache.free_memory", lambda: 100 * MIB)
+    assert cpu_kv_memory(2) == int(100 * MIB * CPU_KV_SHARE) // 2
