@@ -18,6 +18,7 @@ from tandem.serving.log import failure_reason, read_log
 from tandem.serving.ports import Ports, choose_ports
 from tandem.serving.processes import IDENTITY, end_all, end_with_parent
 
+_METRICS_S = 2.0
 _POLL_S = 0.05
 _SHM = Path("/dev/shm")
 
@@ -131,12 +132,22 @@ class TritonServer:
             if tick:
                 tick()
             time.sleep(_POLL_S)
+        # Triton opens this port last, and not at all where it was told so.
+        deadline = time.monotonic() + _METRICS_S
+        while not self._serves(self.endpoints.metrics, "/metrics"):
+            if time.monotonic() > deadline:
+                return
+            time.sleep(_POLL_S)
 
     def _answers(self, path: str) -> bool:
+        return self._serves(self.endpoints.http, f"/v2/{path}")
+
+    @staticmethod
+    def _serves(endpoint: str, path: str) -> bool:
         # Not through urllib: it would ask a proxy for the way to this machine itself.
-        connection = HTTPConnection(self.endpoints.http, timeout=5)
+        connection = HTTPConnection(endpoint, timeout=5)
         try:
-            connection.request("GET", f"/v2/{path}")
+            connection.request("GET", path)
             return connection.getresponse().status == 200
         except (OSError, HTTPException):
             return False
