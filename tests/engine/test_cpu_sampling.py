@@ -75,7 +75,7 @@ class Asking:
 
 
 def test_of_equals_the_first_are_kept():
-    logits = torch.tensor([[0.0, 1.0, -0.0, 1.0, 0.0, 1.0]])
+    logits = torch.tensor([[-0.0, 1.0, 0.0, 1.0, 0.0, 1.0]])
     found = sampling.limit(logits, [SamplingParams(top_k=4)])
     assert found.isfinite().tolist() == [[True, True, False, True, False, True]]
     found = sampling.limit(logits, [SamplingParams(top_p=0.4)])

@@ -225,7 +225,7 @@ int draw_freely(const float* scores, int vocabulary, const RowPlan& plan, const 
   if (plan.q_row >= 0) {
     const float* own = q + plan.q_row * size_t(vocabulary);
     const double p = draws.weights[plan.token] / whole;
-    kept = own[plan.token] > 0 && uniform(key, 0) * own[plan.token] < p;
+    kept = uniform(key, 0) * own[plan.token] < p;  // never by a q that is no number
     if (kept) return plan.token;
     const float share = float(1 / whole);
     for (int i = 0; i < vocabulary; ++i) {
