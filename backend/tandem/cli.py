@@ -106,12 +106,13 @@ def doctor(
         list[str] | None, typer.Option("--model", help="Model to check; all when not given.")
     ] = None,
     model_repository: Repository = Path("model_repository"),
+    set_: Settings = None,
     triton: Triton = None,
 ) -> None:
     """Check the machine, the installation and the models, and say what to do."""
     from tandem.doctor import examine, report
 
-    findings = examine(model_repository, model, triton)
+    findings = examine(model_repository, model, triton, settings(set_))
     raise typer.Exit(1 if report(findings, Console()) else 0)
 
 

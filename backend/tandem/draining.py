@@ -7,13 +7,12 @@ only afterwards. So the model asks over HTTP, as any client might, whether it is
 
 from __future__ import annotations
 
-import json
 import time
-from http.client import HTTPConnection, HTTPException
-from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import psutil
+
+from tandem.triton_http import INDEX, NO_ANSWER, OK, Answer, ask
 
 ANSWER_S = 2.0  # longest wait for an answer
 LOOK_S = 30.0  # between two looks for a port that was not there
@@ -26,7 +25,7 @@ class Load:
         """server: process id of the tritonserver."""
         self._server = server
         self._name, self._version = model, version
-        self._http: Address | None = None
+        self._http: str | None = None
         self._looked = -LOOK_S  # for it, when
 
     def unloading(self) -> bool:
@@ -35,15 +34,15 @@ class Load:
         if http is None:
             return False
         path = f"/v2/models/{quote(self._name)}/versions/{self._version}/ready"
-        ready = _ask(http, "GET", path)
+        ready = _ask(http, path)
         if ready.status in (OK, NO_ANSWER):
             return False
         # It may be unready for another reason. (The index is asked last: it looks at all folders.)
-        index = _ask(http, "POST", "/v2/repository/index")
+        index = _ask(http, INDEX, "POST")
         mine = {"name": self._name, "version": self._version, "state": "UNLOADING"}
         return index.status == OK and any(mine.items() <= one.items() for one in index.json())
 
-    def _find_http(self) -> Address | None:
+    def _find_http(self) -> str | None:
         """Looks for the port, not too often: a server may have none."""
         now = time.monotonic()
         if now - self._looked < LOOK_S:
@@ -52,51 +51,22 @@ class Load:
         return next(filter(_speaks_http, _listening(self._server)), None)
 
 
-class Address(NamedTuple):
-    """What a server listens to."""
-
-    host: str
-    port: int
-
-
-class Answer(NamedTuple):
-    """To an HTTP request."""
-
-    status: int
-    body: bytes = b""
-
-    def json(self) -> Any:
-        """The body, read."""
-        return json.loads(self.body)
-
-
-OK, NO_ANSWER = 200, 0
-
-
-def _listening(pid: int) -> list[Address]:
+def _listening(pid: int) -> list[str]:
     try:
         sockets = psutil.Process(pid).net_connections("tcp")
     except psutil.Error:  # gone, or another user's
         return []
     listening = [one.laddr for one in sockets if one.status == psutil.CONN_LISTEN]
-    return [Address(one.ip, one.port) for one in listening]
+    return [f"{one.ip}:{one.port}" for one in listening]
 
 
-def _speaks_http(address: Address) -> bool:
+def _speaks_http(address: str) -> bool:
     """Triton's HTTP port tells of the server; those of gRPC and metrics do not."""
-    return b'"extensions"' in _ask(address, "GET", "/v2").body
+    return b'"extensions"' in _ask(address, "/v2").body
 
 
-def _ask(address: Address, method: str, path: str) -> Answer:
-    connection = HTTPConnection(*address, timeout=ANSWER_S)
-    try:
-        connection.request(method, path)
-        answer = connection.getresponse()
-        return Answer(answer.status, answer.read())
-    except (OSError, HTTPException):
-        return Answer(NO_ANSWER)
-    finally:
-        connection.close()
+def _ask(address: str, path: str, method: str = "GET") -> Answer:
+    return ask(address, path, method, ANSWER_S)
 
 
 class Drain:

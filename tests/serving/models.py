@@ -27,6 +27,9 @@ class TritonPythonModel:
             request.get_response_sender().send(response, flags=final)
 """
 
+# Answers the number of seconds that it is sent, after so long.
+SLOW = ECHO.replace("response = ", "import time; time.sleep(float(text[0])); response = ")
+
 # Starts a process in a session of its own that outlives any signal to the server's group.
 STARTS_A_CHILD = """
 import subprocess

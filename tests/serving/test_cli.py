@@ -4,7 +4,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import psutil
 import pytest
 
 from tandem.serving.processes import IDENTITY
-from tests.serving.models import BROKEN, ECHO, write_model
+from tests.serving.models import BROKEN, ECHO, SLOW, write_model
 
 TANDEM = [sys.executable, "-m", "tandem.cli"]
 FREE_PORTS = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
@@ -111,6 +113,29 @@ def test_serve_stops_while_loading(tmp_path: Path) -> None:
             assert process.poll() is None
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=40) == 0
+    assert not tritons_of(tmp_path / "models")
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize(("seconds", "signals"), [(4, 1), (600, 2)])
+def test_what_runs_may_end_first_or_not(tmp_path: Path, seconds: int, signals: int) -> None:
+    write_model(tmp_path / "models", "echo", SLOW)
+    with serving(tmp_path / "models") as process, ThreadPoolExecutor() as pool:
+        found = re.search(r"HTTP (\S+),", read_until(process, "Ctrl-C stops the server."))
+        assert found
+        url = f"http://{found[1]}/v2/models/echo/generate"
+        answer = pool.submit(httpx2.post, url, json={"text_input": str(seconds)}, timeout=50)
+        time.sleep(1)
+        process.send_signal(signal.SIGTERM)
+        read_until(process, "Stopping")
+        if signals == 2:
+            time.sleep(2)
+            process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=40) == 0
+        if signals == 1:
+            assert answer.result().json()["text_output"] == str(seconds)
+        else:
+            assert isinstance(answer.exception(), httpx2.TransportError)
     assert not tritons_of(tmp_path / "models")
 
 

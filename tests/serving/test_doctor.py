@@ -51,8 +51,8 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def failures(repository: Path) -> str:
-    findings = examine_models(repository, None)
+def failures(repository: Path, **parameters: str) -> str:
+    findings = examine_models(repository, None, parameters)
     return "\n".join(
         " ".join(finding[1:]) for finding in findings if finding.level == Level.FAILURE
     )
@@ -66,6 +66,8 @@ def test_a_wrong_parameter_is_named(repository: Path) -> None:
     with (repository / "pair" / "config.pbtxt").open("a") as config:
         config.write(PARAMETER.format("num_speculative_tokens", "many"))
     assert "num_speculative_tokens" in failures(repository)
+    assert failures(repository, num_speculative_tokens="2") == ""
+    assert "block_size" in failures(repository, num_speculative_tokens="2", block_size="none")
 
 
 def test_a_malformed_config_is_named(repository: Path) -> None:
@@ -96,7 +98,7 @@ def write_vocabulary(repository: Path, vocabulary: dict[str, int]) -> None:
 
 def test_what_a_draft_with_another_tokenizer_shares_is_told(repository: Path) -> None:
     write_vocabulary(repository, {"a": 1, "b": 0, "x": 2, "y": 3})
-    findings = list(examine_models(repository, None))
+    findings = list(examine_models(repository, None, {}))
     assert any("knows 2 of the target's 4 tokens" in finding.text for finding in findings)
     write_vocabulary(repository, {"a0": 0, "a": 1, "w": 2, "y": 3})
     assert not failures(repository)
@@ -132,7 +134,7 @@ def test_a_server_that_does_not_run_is_a_failure(tmp_path: Path) -> None:
 
 def test_a_check_that_breaks_does_not_hide_the_others(repository: Path, monkeypatch) -> None:
     monkeypatch.setattr("tandem.doctor.examine_machine", lambda: iter([1 / 0 for _ in "x"]))
-    findings = list(examine(repository, None, None))
+    findings = list(examine(repository, None, None, {}))
     assert any("ZeroDivisionError" in finding.text for finding in findings)
     assert any(finding.subject.startswith("pair") for finding in findings)
 

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tandem.serving import ServerOptions, ServingError, TritonServer
+from tandem.serving.ports import Ports, choose_ports
 from tandem.serving.processes import members
 from tests.serving.models import BROKEN, ECHO, STARTS_A_CHILD, write_model
 
@@ -100,6 +101,14 @@ def test_a_port_in_use_is_one_sentence(repository: Path) -> None:
         server = TritonServer(ServerOptions(repository, ("echo",), grpc_port=port))
         with pytest.raises(ServingError, match=f"grpc port {port} .* process {os.getpid()}"):
             server.start()
+
+
+def test_free_ports_are_not_given_to_others_meanwhile() -> None:
+    text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
+    first, last = map(int, text.split())
+    ports = choose_ports("127.0.0.1", Ports(0, 0, 0))
+    assert len(set(ports)) == 3
+    assert not [port for port in ports if first <= port <= last]
 
 
 def test_an_unknown_model_names_the_known_ones(repository: Path) -> None:

@@ -1,6 +1,6 @@
 """`tandem doctor`: looks at everything that must be right before a model is served."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -16,12 +16,16 @@ _STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILURE: "bold red"
 
 
 def examine(
-    model_repository: Path, models: Sequence[str] | None, triton: Path | None
+    model_repository: Path,
+    models: Sequence[str] | None,
+    triton: Path | None,
+    parameters: Mapping[str, str],
 ) -> Iterator[Finding]:
-    """Findings one by one; `models` None: all of the repository."""
+    """Findings one by one; `models` None: all of the repository. parameters: other values than
+    config.pbtxt has."""
     yield from _guarded("software", lambda: examine_software(triton))
     yield from _guarded("machine", examine_machine)
-    yield from _guarded("models", lambda: examine_models(model_repository, models))
+    yield from _guarded("models", lambda: examine_models(model_repository, models, parameters))
 
 
 def _guarded(what: str, examination: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:

@@ -1,6 +1,6 @@
 """The models of a repository: their parameters and the checkpoints these name."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,9 @@ from tandem.errors import TandemError
 from tandem.serving.model_config import ServedModel, read_model
 
 
-def examine_models(repository: Path, names: Sequence[str] | None) -> Iterator[Finding]:
+def examine_models(
+    repository: Path, names: Sequence[str] | None, parameters: Mapping[str, str]
+) -> Iterator[Finding]:
     present = sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
     if not present:
         remedy = "name one with --model-repository"
@@ -20,15 +22,17 @@ def examine_models(repository: Path, names: Sequence[str] | None) -> Iterator[Fi
         if name not in present:
             yield failure(name, f"not in {repository}", f"choose one of {', '.join(present)}")
             continue
-        yield from _examine(repository / name)
+        yield from _examine(repository / name, parameters)
 
 
-def _examine(folder: Path) -> Iterator[Finding]:
+def _examine(folder: Path, parameters: Mapping[str, str]) -> Iterator[Finding]:
     try:
         model = read_model(folder)
         if not (model.version_folder / "model.py").is_file():
             yield failure(folder.name, f"{model.version_folder} holds no model.py", "restore it")
-        config = EngineConfig.from_triton_parameters(model.parameters, model.version_folder)
+        config = EngineConfig.from_triton_parameters(
+            {**model.parameters, **parameters}, model.version_folder
+        )
         yield ok(folder.name, f"parameters are valid, speculation by {config.method}")
         interpreter(config)
         if config.engine == "native":

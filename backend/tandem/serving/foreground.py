@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -26,6 +26,8 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ANYTHING: Final = re.compile("")
 _TANDEM: Final = re.compile("tandem: ")
 _TANDEM_OR_TROUBLE: Final = re.compile(r"tandem: |[EW]\d{4} ")
+# A signal may come twice: make passes its own one on.
+_ECHO_S: Final = 0.25
 _PROMPT: Final = "def fibonacci(n):"
 
 
@@ -56,7 +58,7 @@ def serve(options: ServerOptions, console: Console, verbose: bool) -> None:
             _announce(server, console)
             _watch(server, console, verbose)
         except KeyboardInterrupt:
-            console.print("Stopping")
+            _drain(server, console)
         finally:
             server.stop()
 
@@ -95,6 +97,14 @@ def _start(server: TritonServer, console: Console) -> None:
         # However long it takes: who waits in front of it can press Ctrl-C.
         server.wait_ready(timeout=math.inf, tick=show)
     console.print(f"Triton serves {names}, ready after {time.monotonic() - began:.1f} s")
+
+
+def _drain(server: TritonServer, console: Console) -> None:
+    """Lets requests that run end, until another signal comes."""
+    console.print("Stopping: what runs may end first (Ctrl-C again: now)")
+    time.sleep(_ECHO_S)
+    with suppress(KeyboardInterrupt), interruptible():
+        server.drain()
 
 
 def _announce(server: TritonServer, console: Console) -> None:

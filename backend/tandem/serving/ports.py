@@ -1,12 +1,18 @@
 """Free ports, and who holds one that is taken."""
 
+import random
 import socket
-from contextlib import ExitStack
-from typing import NamedTuple
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Final, NamedTuple
 
 import psutil
 
 from tandem.serving.errors import ServingError
+
+_EPHEMERAL: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_LOWEST: Final = 10240  # below are those of well-known services
+_TRIES: Final = 100
 
 
 class Ports(NamedTuple):
@@ -19,7 +25,24 @@ def choose_ports(host: str, wanted: Ports) -> Ports:
     """Checks that the wanted ports are free on `host`; a 0 is replaced by a free port."""
     # All sockets stay open until every port is chosen: two zeros never become one number.
     with ExitStack() as sockets:
-        return Ports(*[_bind(sockets, host, *item) for item in wanted._asdict().items()])
+        return Ports(*[_choose(sockets, host, *item) for item in wanted._asdict().items()])
+
+
+def _choose(sockets: ExitStack, host: str, name: str, port: int) -> int:
+    """The port, or a free one of those that the system gives to nobody by itself: Triton binds
+    its ports when the models are loaded, and what these listen to and connect from until then must
+    not take them."""
+    if port == 0 and (own := _fixed_ports()):
+        for candidate in random.choices(own, k=_TRIES):
+            with suppress(ServingError):
+                return _bind(sockets, host, name, candidate)
+    return _bind(sockets, host, name, port)
+
+
+def _fixed_ports() -> list[int]:
+    """Ports outside the range of connections and of those who ask for any port."""
+    first, last = map(int, _EPHEMERAL.read_text().split())
+    return [*range(_LOWEST, first), *range(max(_LOWEST, last + 1), 1 << 16)]
 
 
 def _bind(sockets: ExitStack, host: str, name: str, port: int) -> int:

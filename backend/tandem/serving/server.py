@@ -7,9 +7,9 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
+from urllib.parse import quote
 from uuid import uuid4
 
 from tandem.serving.errors import ServingError
@@ -17,6 +17,7 @@ from tandem.serving.installation import Installation, find_installation, server_
 from tandem.serving.log import failure_reason, read_log
 from tandem.serving.ports import Ports, choose_ports
 from tandem.serving.processes import IDENTITY, end_all, end_with_parent
+from tandem.triton_http import INDEX, OK, ask
 
 _METRICS_S = 2.0
 _POLL_S = 0.05
@@ -120,8 +121,9 @@ class TritonServer:
         `tick` is called between two looks, to show progress.
         """
         deadline = time.monotonic() + timeout
-        paths = ["health/ready", *[f"models/{name}/ready" for name in self.options.models]]
-        while not all(self._answers(path) for path in paths):
+        paths = [f"/v2/models/{name}/ready" for name in self.options.models]
+        paths.insert(0, "/v2/health/ready")
+        while not all(ask(self.endpoints.http, path).status == OK for path in paths):
             if self.exit_code() is not None:
                 raise ServingError(self.failure())
             if time.monotonic() > deadline:
@@ -134,25 +136,12 @@ class TritonServer:
             time.sleep(_POLL_S)
         # Triton opens this port last, and not at all where it was told so.
         deadline = time.monotonic() + _METRICS_S
-        while not self._serves(self.endpoints.metrics, "/metrics"):
+        while ask(self.endpoints.metrics, "/metrics").status != OK:
+            if self.exit_code() is not None:
+                raise ServingError(self.failure())
             if time.monotonic() > deadline:
                 return
             time.sleep(_POLL_S)
-
-    def _answers(self, path: str) -> bool:
-        return self._serves(self.endpoints.http, f"/v2/{path}")
-
-    @staticmethod
-    def _serves(endpoint: str, path: str) -> bool:
-        # Not through urllib: it would ask a proxy for the way to this machine itself.
-        connection = HTTPConnection(endpoint, timeout=5)
-        try:
-            connection.request("GET", path)
-            return connection.getresponse().status == 200
-        except (OSError, HTTPException):
-            return False
-        finally:
-            connection.close()
 
     def exit_code(self, timeout: float = 0) -> int | None:
         """Waits up to `timeout` seconds for the process to end; None: it still runs."""
@@ -172,6 +161,21 @@ class TritonServer:
         return (
             f"Triton ended: {(reason or f'exit code {code}').rstrip('.')} (log: {self.log_path})."
         )
+
+    def drain(self) -> None:
+        """Unloads the models and returns when they are gone: no request begins, those that run have
+        their model's `drain_timeout` to end. Triton 2.51 crashes, or does not end, when it is told
+        to with streams open. Where Triton lets nobody unload a model this returns at once."""
+        for name in {model["name"] for model in self._models()}:
+            ask(self.endpoints.http, f"/v2/repository/models/{quote(name)}/unload", "POST")
+        while any(model.get("state") == "UNLOADING" for model in self._models()):
+            time.sleep(_POLL_S)
+
+    def _models(self) -> list[dict[str, Any]]:
+        """Those that are loaded, or were; none where the server does not say."""
+        answer = ask(self.endpoints.http, INDEX, "POST")
+        found = answer.json() if answer.status == OK else []
+        return [model for model in found if "state" in model]
 
     def stop(self, grace: float | None = None) -> None:
         """Ends the server and everything it started: SIGTERM, after `grace` seconds SIGKILL."""
