@@ -6,7 +6,6 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +18,7 @@ from tandem.errors import TandemError
 from tandem.serving import Endpoints, ServerOptions, TritonServer
 from tandem.serving.foreground import interruptible
 from tandem.serving.overrides import overridden
+from tandem.triton_http import OK, ask
 from tools.load_profiles import peers, report
 from tools.load_profiles.profile import ROOT, ProfileError, load_profile
 from tools.load_profiles.sweep import Sweep, Target
@@ -98,14 +98,7 @@ def serving(wanted: Target, parameters: dict[str, str], console: Console) -> Ite
 
 
 def _ready(target: Target) -> bool:
-    connection = HTTPConnection(target.endpoints.http, timeout=5)
-    try:
-        connection.request("GET", f"/v2/models/{target.model}/ready")
-        return connection.getresponse().status == 200
-    except (OSError, HTTPException):
-        return False
-    finally:
-        connection.close()
+    return ask(target.endpoints.http, f"/v2/models/{target.model}/ready").status == OK
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
@@ -16,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tandem.metrics import PREEMPTIONS
 from tandem.serving import Endpoints
+from tandem.triton_http import OK, ask
 from tools.load_profiles import perf_analyzer, work
 from tools.load_profiles.perf_analyzer import Answer
 from tools.load_profiles.points import Point, failed, measured
@@ -108,18 +108,14 @@ class Sweep:
 
     def _preemptions(self) -> int:
         """Up to now, by the server's count."""
-        connection = HTTPConnection(self.target.endpoints.metrics, timeout=10)
-        try:
-            connection.request("GET", "/metrics")
-            text = connection.getresponse().read().decode()
-        except (OSError, HTTPException):
+        answer = ask(self.target.endpoints.metrics, "/metrics", timeout=10)
+        if answer.status != OK:
             raise ProfileError(
                 f"http://{self.target.endpoints.metrics}/metrics does not answer: correct "
                 "METRICS_PORT, or see whether the server still runs."
-            ) from None
-        finally:
-            connection.close()
-        samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+            )
+        families = text_string_to_metric_families(answer.body.decode())
+        samples = [sample for family in families for sample in family.samples]
         return int(
             sum(
                 sample.value
