@@ -42,11 +42,12 @@ def overload_command(
     model: Model = "tandem",
     factor: Annotated[float, typer.Option(help="Times the sustainable rate.")] = 10.0,
     seconds: Annotated[float, typer.Option(help="Of overload.")] = 60.0,
+    niceness: Annotated[int, typer.Option(help="Of the clients, who share the cores.")] = 10,
     plot: Plot = None,
     log: Log = None,
 ) -> None:
     """Many more requests than can be answered; is the server's health still told?"""
-    _do(lambda tick: overload(model, factor, seconds, tick, log), None, plot)
+    _do(lambda tick: overload(model, factor, seconds, tick, log, niceness), None, plot)
 
 
 @app.command("reloads")

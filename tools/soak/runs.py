@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -81,9 +82,16 @@ def soak(
 
 
 def overload(
-    model: str, factor: float, seconds: float, tick: Tick = lambda: None, log: Path | None = None
+    model: str,
+    factor: float,
+    seconds: float,
+    tick: Tick = lambda: None,
+    log: Path | None = None,
+    niceness: int = 0,
 ) -> Result:
-    """Many times the requests that the server can answer, which is measured before."""
+    """Many times the requests that the server can answer, which is measured before. niceness: of
+    the clients under this load (and of this process ever after): those of other machines would not
+    take the server's cores."""
 
     def ask() -> Ask:
         return Ask(True, "def main(argv):\n", {"max_tokens": 32, "ignore_eos": True}, "read", 0, 0)
@@ -100,6 +108,7 @@ def overload(
         )
         rate = fitting.total / (time.monotonic() - begun)
         with health_asked(f"http://{urls.http}/v2/health/ready", health, lost):
+            os.nice(niceness)
             await open_loop(urls, ask, factor * rate, seconds, ends)
         ends.counts += fitting.counts
         ends.odd += fitting.odd

@@ -16,6 +16,7 @@ from tandem_client.base import AsyncClient
 PATIENCE_S = 300.0  # for an answer; a request that takes longer is lost
 LATEST_LEAVE_S = 0.5
 STALL_S = 2.0
+BURST_S = 0.1  # of a rate's requests, at most, are sent at once
 
 Manner = Literal["read", "stall", "leave before", "leave after"]
 # "leave before": at any moment, most often before the first token; "leave after" some tokens.
@@ -160,13 +161,17 @@ async def closed_loop(
 async def open_loop(
     urls: Endpoints, next_ask: Callable[[], Ask], rate: float, seconds: float, ends: Ends
 ) -> None:
-    """So many requests a second, whatever becomes of those before; returns when all have ended."""
+    """So many requests a second, whatever becomes of those before; returns when all have ended.
+
+    Who is held up here does not make up for it: that would be a burst, not a rate.
+    """
     async with AsyncGrpcClient(urls.grpc) as grpc, AsyncHttpClient(urls.http) as http:
-        begun = time.monotonic()
+        begun, sent = time.monotonic(), 0.0
         tasks: set[asyncio.Task[None]] = set()
         while (passed := time.monotonic() - begun) < seconds:
-            while len(tasks) < passed * rate:
-                ask = next_ask()
+            sent = max(sent, (passed - BURST_S) * rate)
+            while sent < passed * rate:
+                ask, sent = next_ask(), sent + 1
                 tasks.add(asyncio.create_task(send(grpc if ask.grpc else http, ask, ends)))
             await asyncio.sleep(0.01)
         await asyncio.gather(*tasks)
