@@ -105,15 +105,18 @@ class RoundCosts:
         """A pass over so many rows took so long."""
         self._elapsed += seconds
         self._rounds += 1
-        if seconds > 0 and (self._rounds % LEARN_EVERY == 0 or self._surprises(rows, seconds)):
+        known = rows < len(self._by_rows)
+        if seconds > 0 and not (
+            known and self._expected(seconds, self._by_rows[rows] - self.between)
+        ):
             self._passes.observe(rows, seconds)
             self._by_rows = []
 
-    def _surprises(self, rows: int, seconds: float) -> bool:
-        if rows >= len(self._by_rows):
-            return True
-        expected = self._by_rows[rows] - self.between
-        return SURPRISING * expected < abs(seconds - expected) < (OUTLIER - 1) * expected
+    def _expected(self, seconds: float, known: float) -> bool:
+        """Whether it may be left at what is known: not in every so manieth round, nor where it
+        surprises, but then not by so much that it means nothing."""
+        surprises = SURPRISING * known < abs(seconds - known) < (OUTLIER - 1) * known
+        return not surprises and self._rounds % LEARN_EVERY != 0
 
     def observe_between(self, seconds: float, by_model: bool = False) -> None:
         """So long it took from a pass to the next one, a model's draft not counted. by_model: it
@@ -136,9 +139,11 @@ class RoundCosts:
             reading = max(0.0, seconds - levels * self.level(requests))
             self._reading = averaged(self._reading, reading / read)
         elif seconds > 0:
-            self._levels = self._levels or Times()
-            self._levels.observe(requests, seconds / levels)
-            self._by_requests = {}
+            known = self._by_requests.get(requests)
+            if known is None or not self._expected(seconds / levels, known):
+                self._levels = self._levels or Times()
+                self._levels.observe(requests, seconds / levels)
+                self._by_requests = {}
 
     @property
     def may_explore(self) -> bool:

@@ -37,7 +37,8 @@ PROBE = 2  # tokens of a draft that is not expected to pay
 # lookup.
 MARGIN = 1.1
 CLOSE = 1.3  # times the rate of plain decoding, and less
-REST_EVERY = 61  # rounds, and not always the one before a plan is made
+FIRST_REST, REST_EVERY = 7, 61  # rounds: the first rests come soon, for what was known may be old;
+# and not always the one before a plan is made
 SLACK = 0.95  # of the best rate is enough for a lookup to draft as far as it wants: it has seen the
 # match, and what is drafted teaches more
 
@@ -86,8 +87,10 @@ class MixtureProposer(Proposer):
         """Of the last pass."""
         self._by_model = False
         """Whether the model drafted in it."""
-        self._rested = 0
-        """The last round that was left without a draft."""
+        self._rests_at, self._rest_every = FIRST_REST, FIRST_REST
+        """The round to be left without a draft, and how many come before the next one."""
+        self._drafted = 0
+        """The last round for which a draft was planned."""
         self._proposed_at = 0.0
         self._observed_at: float | None = None
         """None: the round's pass is under way."""
@@ -202,11 +205,17 @@ class MixtureProposer(Proposer):
     def _rests(self, plan: Plan) -> bool:
         """Whether a round goes without the drafts that are planned: where they promise little more
         than none do, what rounds take without them must stay known."""
+        if not any(plan.lengths):
+            return False
+        if self._rounds > self._drafted + FIRST_REST:  # drafting begins anew
+            self._rests_at, self._rest_every = self._rounds + FIRST_REST, FIRST_REST
+        self._drafted = self._rounds
         batch = len(plan.lengths)
         close = plan.rate * self.costs.passes(batch)[batch] < CLOSE * batch
-        if not close or not any(plan.lengths) or self._rounds < self._rested + REST_EVERY:
+        if not close or self._rounds < self._rests_at:
             return False
-        self._rested = self._rounds
+        self._rest_every = min(2 * self._rest_every, REST_EVERY)
+        self._rests_at = self._rounds + self._rest_every
         return True
 
     def _make_plan(self, choices: Sequence[Choice]) -> Plan:
