@@ -14,6 +14,7 @@ from tools.load_profiles.advice import (
 )
 from tools.load_profiles.points import Point, failed
 from tools.load_profiles.profile import Load
+from tools.load_profiles.report import verdict
 
 
 def point(clients, length, *speeds, rate=0.6, preemptions=0):
@@ -26,7 +27,7 @@ def point(clients, length, *speeds, rate=0.6, preemptions=0):
         {50: 0.5},
         100 if length else 0,
         int(100 * rate) if length else 0,
-        1.0,
+        1.0 + 4 * rate if length else 1.0,
         preemptions,
     )
 
@@ -53,6 +54,14 @@ def test_one_lucky_repeat_is_no_gain():
     points = [point(8, 0, 243, 551), point(8, 4, 334, 510)]
     assert gains(points, 4) == {8: 510 / 551}
     assert lines(points)["speculative_method"] == "none"
+
+
+def test_where_nothing_was_drafted_a_difference_is_noise():
+    points = sweep(plain=[100, 200, 300], d4=[150, 190, 330])
+    points[4:] = [point._replace(drafted=3, tokens_per_pass=1.002) for point in points[4:]]
+    assert gains(points, 4) == {1: 1.5, 2: 1.0, 4: 1.0}
+    assert "drafted nothing with 2, 4: it expected no gain" in verdict(points, 4)
+    assert "stops paying at about **1.9 clients" in verdict(points, 4)
 
 
 def test_only_what_was_served_is_compared():

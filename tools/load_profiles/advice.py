@@ -30,16 +30,22 @@ class Line(NamedTuple):
 
 def gains(points: Sequence[Point], draft_tokens: int) -> dict[float, float]:
     """By concurrency: tokens a second as a multiple of plain decoding's, in the least favourable
-    repeat: one in which something else slowed plain decoding down must not recommend anything."""
-    found: dict[float, dict[int, list[float]]] = {}
+    repeat: one in which something else slowed plain decoding down must not recommend anything.
+    Where the server drafted nothing both are the same, and what differs is noise."""
+    found: dict[float, dict[int, Point]] = {}
     for point in points:
         if point.load.kind == "concurrency" and not point.failure:
-            found.setdefault(point.load.value, {})[point.draft_tokens] = point.tokens_per_second
+            found.setdefault(point.load.value, {})[point.draft_tokens] = point
     return {
-        clients: min(ours / plain for ours, plain in zip(of[draft_tokens], of[0], strict=True))
+        clients: _gain(of[draft_tokens], of[0]) if of[draft_tokens].speculates else 1.0
         for clients, of in sorted(found.items())
         if {0, draft_tokens} <= of.keys()
     }
+
+
+def _gain(ours: Point, plain: Point) -> float:
+    pairs = zip(ours.tokens_per_second, plain.tokens_per_second, strict=True)
+    return min(own / other for own, other in pairs)
 
 
 def crossover(found: dict[float, float]) -> float | None:

@@ -14,6 +14,10 @@ from tools.load_profiles.profile import Load
 Percentiles = dict[int, float]
 
 
+HARDLY = 1.01
+"""Tokens a pass up to which nothing worth mentioning was drafted."""
+
+
 class Point(NamedTuple):
     """A load with a draft length, over all its repeats."""
 
@@ -42,6 +46,11 @@ class Point(NamedTuple):
     def speed(self) -> float:
         """Tokens a second, the median repeat."""
         return float(np.median(self.tokens_per_second))
+
+    @property
+    def speculates(self) -> bool:
+        """Whether drafts were worth a try to the server: without any it decodes plainly."""
+        return self.tokens_per_pass > HARDLY
 
     @property
     def acceptance_rate(self) -> float | None:

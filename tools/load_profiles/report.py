@@ -61,7 +61,17 @@ def verdict(points: Sequence[Point], length: int) -> str:
     else:
         where = f"It stops paying at about **{crossing:.1f} clients**"
     compared = f"Tokens/s with {length} drafted, as a multiple of plain decoding's in the least"
-    return f"{where}. {compared} favourable repeat: {ratios}."
+    idle = [f"{one.load.value:g}" for one in points if _was_left(one, length)]
+    left = (
+        f" The server drafted nothing with {', '.join(idle)}: it expected no gain." if idle else ""
+    )
+    return f"{where}. {compared} favourable repeat: {ratios}.{left}"
+
+
+def _was_left(point: Point, length: int) -> bool:
+    """Whether adaptive speculation kept to plain decoding."""
+    asked = point.load.kind == "concurrency" and point.draft_tokens == length and not point.failure
+    return asked and not point.speculates
 
 
 def _lines(profile: Profile, points: Sequence[Point]) -> list[str]:
