@@ -8,11 +8,10 @@ only afterwards. So the model asks over HTTP, as any client might, whether it is
 from __future__ import annotations
 
 import time
-from urllib.parse import quote
 
 import psutil
 
-from tandem.triton_http import INDEX, NO_ANSWER, OK, Answer, ask
+from tandem.triton_http import INDEX, NO_ANSWER, OK, Answer, ask, model_path
 
 ANSWER_S = 2.0  # longest wait for an answer
 LOOK_S = 30.0  # between two looks for a port that was not there
@@ -33,8 +32,7 @@ class Load:
         http = self._http = self._http or self._find_http()
         if http is None:
             return False
-        path = f"/v2/models/{quote(self._name)}/versions/{self._version}/ready"
-        ready = _ask(http, path)
+        ready = _ask(http, model_path(self._name, "ready", self._version))
         if ready.status in (OK, NO_ANSWER):
             return False
         # It may be unready for another reason. (The index is asked last: it looks at all folders.)

@@ -1,4 +1,4 @@
-"""Questions to a Triton server's HTTP ports, by the standard library alone.
+"""Questions to a Triton server's HTTP and metrics ports, by the standard library alone.
 
 Not through urllib: it would ask a proxy for the way to this machine itself.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from http.client import HTTPConnection, HTTPException
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 OK, NO_ANSWER = 200, 0
 INDEX = "/v2/repository/index"
@@ -24,8 +25,13 @@ class Answer(NamedTuple):
         return json.loads(self.body)
 
 
+def model_path(name: str, what: str, version: str = "") -> str:
+    """Of a question about a model."""
+    return f"/v2/models/{quote(name)}{f'/versions/{version}' if version else ''}/{what}"
+
+
 def ask(address: str, path: str, method: str = "GET", timeout: float = 5.0) -> Answer:
-    """address: host:port. Nothing that answers HTTP there is NO_ANSWER, never an error."""
+    """address: host:port. Where nothing answers HTTP there the answer is NO_ANSWER."""
     connection = HTTPConnection(address, timeout=timeout)
     try:
         connection.request(method, path)

@@ -296,3 +296,17 @@ def test_a_surprising_pass_is_learnt_at_once():
     assert learnt > 1.2
     costs.observe_pass(4, 100.0)  # it read a prompt too
     assert costs.passes(9)[4] == learnt
+
+
+@pytest.mark.parametrize("times", [1.8, 2.5, 4.0])
+def test_what_a_level_takes_for_many_is_learnt_soon(times):
+    """It is expected to take as long as for one, for no profile says otherwise."""
+    costs = RoundCosts({1: 1.0, 64: 1.0})
+    for _ in range(20):
+        costs.level(1)
+        costs.observe_draft(1, 2, 2.0, read=0)
+    rounds = 0
+    while costs.level(16) < 0.8 * times:
+        costs.observe_draft(16, 2, 2 * times, read=0)
+        rounds += 1
+    assert rounds <= 60

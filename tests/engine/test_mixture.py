@@ -10,7 +10,7 @@ import torch
 from tandem import SamplingParams
 from tandem.drafting import Computed, Draft, NoProposer, Verdict
 from tandem.drafting.held import MOST_ROWS, HeldStates
-from tandem.drafting.mixture import Method, MixtureProposer
+from tandem.drafting.mixture import FIRST_REST, Method, MixtureProposer
 from tandem.drafting.parts import Part
 from tandem.drafting.tree import Node, TreeProposer, _Tree
 from tandem.scheduler import Decode
@@ -202,6 +202,31 @@ def test_where_a_model_hardly_pays_some_rounds_go_without_it(chance, rests):
     asked = model.asked
     world.run(mixture, 1, LONGEST, 610, [make_request([1, 2])])
     assert (600 <= model.asked - asked <= 605) if rests else model.asked - asked == 610
+
+
+def test_the_first_rests_behind_a_pause_come_soon():
+    world = World()
+    model = Guess(world, 0.45, level_s=0.1)
+    mixture = MixtureProposer(
+        [Method("model", model, False)], LONGEST, world.costs(), clock=world.clock
+    )
+    world.run(mixture, 1, LONGEST, 500)
+    world.run(mixture, 1, 0, 20)  # no room for a draft
+    first, *later = rested(world, mixture, model, 60)
+    assert FIRST_REST <= first <= FIRST_REST + 1
+    assert later == [first + 2 * FIRST_REST, first + 6 * FIRST_REST]
+
+
+def rested(world, mixture, model, rounds):
+    """Rounds, from 0 on, in which the model did not draft."""
+    found = []
+    request = make_request([1, 2])
+    for place in range(rounds):
+        asked = model.asked
+        world.run(mixture, 1, LONGEST, 1, [request])
+        if model.asked == asked:
+            found.append(place)
+    return found
 
 
 def test_all_of_a_batch_bear_what_their_model_has_to_read():

@@ -20,7 +20,7 @@ MACHINE = {
 
 def point(load, length, *speeds):
     times = {50: 0.05, 90: 0.08, 99: 0.09}
-    return Point(load, length, list(speeds), times, times, times, 10 * length, 6 * length, 1.5, 0)
+    return Point(load, length, list(speeds), times, times, times, 10 * length, 6 * length, 72, 0)
 
 
 def points():

@@ -18,7 +18,7 @@ from tandem.errors import TandemError
 from tandem.serving import Endpoints, ServerOptions, TritonServer
 from tandem.serving.foreground import interruptible
 from tandem.serving.overrides import overridden
-from tandem.triton_http import OK, ask
+from tandem.triton_http import OK, ask, model_path
 from tools.load_profiles import peers, report
 from tools.load_profiles.profile import ROOT, ProfileError, load_profile
 from tools.load_profiles.sweep import Sweep, Target
@@ -98,7 +98,7 @@ def serving(wanted: Target, parameters: dict[str, str], console: Console) -> Ite
 
 
 def _ready(target: Target) -> bool:
-    return ask(target.endpoints.http, f"/v2/models/{target.model}/ready").status == OK
+    return ask(target.endpoints.http, model_path(target.model, "ready")).status == OK
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ class Line(NamedTuple):
 def gains(points: Sequence[Point], draft_tokens: int) -> dict[float, float]:
     """By concurrency: tokens a second as a multiple of plain decoding's, in the least favourable
     repeat: one in which something else slowed plain decoding down must not recommend anything.
-    Where the server drafted nothing both are the same, and what differs is noise."""
+    Where next to nothing was drafted both are the same, and what differs is noise."""
     found: dict[float, dict[int, Point]] = {}
     for point in points:
         if point.load.kind == "concurrency" and not point.failure:
@@ -134,7 +134,7 @@ def _of_drafts(points: Sequence[Point]) -> list[str]:
     drafted = sum(one.drafted for one in of_length)
     rate = sum(one.accepted for one in of_length) / max(1, drafted)
     if not drafted:
-        return ["The server drafted nothing: is a speculative_method configured?"]
+        return ["The server drafted nothing: it has no speculative_method, or expected no gain."]
     if rate > HIGH and length == longest:
         return [
             f"{rate:.0%} of the drafted tokens are accepted: measure longer drafts too "

@@ -14,8 +14,8 @@ from tools.load_profiles.profile import Load
 Percentiles = dict[int, float]
 
 
-HARDLY = 1.01
-"""Tokens a pass up to which nothing worth mentioning was drafted."""
+HARDLY = 0.01
+"""Drafted tokens a pass up to which there are none worth mentioning."""
 
 
 class Point(NamedTuple):
@@ -35,8 +35,8 @@ class Point(NamedTuple):
     drafted: int
     accepted: int
     """Of the drafted tokens."""
-    tokens_per_pass: float
-    """That a pass of the target yields for a request, behind its first token."""
+    decoded: int
+    """Tokens behind the first ones of their requests."""
     preemptions: int
     """Requests that lost their KV cache to others, by the server's count."""
     failure: str | None = None
@@ -48,9 +48,19 @@ class Point(NamedTuple):
         return float(np.median(self.tokens_per_second))
 
     @property
+    def passes(self) -> int:
+        """Of the target for a request, behind its first token."""
+        return self.decoded - self.accepted
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """That a request gets of each."""
+        return self.decoded / self.passes if self.decoded else 1.0
+
+    @property
     def speculates(self) -> bool:
-        """Whether drafts were worth a try to the server: without any it decodes plainly."""
-        return self.tokens_per_pass > HARDLY
+        """Whether something was drafted: without drafts a server decodes plainly."""
+        return self.drafted > HARDLY * self.passes
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -80,13 +90,13 @@ def measured(
         _percentiles([one.arrivals[-1] - one.sent for one in answers], percentiles),
         drafted,
         accepted,
-        decoded / (decoded - accepted) if decoded else 1.0,
+        decoded,
         preemptions,
     )
 
 
 def failed(load: Load, draft_tokens: int, why: str) -> Point:
-    return Point(load, draft_tokens, [], {}, {}, {}, 0, 0, 1.0, 0, why)
+    return Point(load, draft_tokens, [], {}, {}, {}, 0, 0, 0, 0, why)
 
 
 def throughput(answers: Sequence[Answer], ramp: int) -> float:

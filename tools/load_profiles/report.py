@@ -61,15 +61,13 @@ def verdict(points: Sequence[Point], length: int) -> str:
     else:
         where = f"It stops paying at about **{crossing:.1f} clients**"
     compared = f"Tokens/s with {length} drafted, as a multiple of plain decoding's in the least"
-    idle = [f"{one.load.value:g}" for one in points if _was_left(one, length)]
-    left = (
-        f" The server drafted nothing with {', '.join(idle)}: it expected no gain." if idle else ""
-    )
-    return f"{where}. {compared} favourable repeat: {ratios}.{left}"
+    idle = [f"{one.load.value:g}" for one in points if _is_idle(one, length)]
+    left = f" Next to nothing was drafted with {', '.join(idle)}: what differs there is noise."
+    return f"{where}. {compared} favourable repeat: {ratios}.{left if idle else ''}"
 
 
-def _was_left(point: Point, length: int) -> bool:
-    """Whether adaptive speculation kept to plain decoding."""
+def _is_idle(point: Point, length: int) -> bool:
+    """Whether drafts were allowed, and hardly any made."""
     asked = point.load.kind == "concurrency" and point.draft_tokens == length and not point.failure
     return asked and not point.speculates
 

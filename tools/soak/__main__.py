@@ -42,7 +42,7 @@ def overload_command(
     model: Model = "tandem",
     factor: Annotated[float, typer.Option(help="Times the sustainable rate.")] = 10.0,
     seconds: Annotated[float, typer.Option(help="Of overload.")] = 60.0,
-    niceness: Annotated[int, typer.Option(help="Of the clients, who share the cores.")] = 10,
+    niceness: Annotated[int, typer.Option(min=0, max=19, help="Of the clients.")] = 10,
     plot: Plot = None,
     log: Log = None,
 ) -> None:

@@ -90,8 +90,8 @@ def overload(
     niceness: int = 0,
 ) -> Result:
     """Many times the requests that the server can answer, which is measured before. niceness: of
-    the clients under this load (and of this process ever after): those of other machines would not
-    take the server's cores."""
+    the thread that is the clients, from this load on: clients on other machines would not take the
+    server's cores."""
 
     def ask() -> Ask:
         return Ask(True, "def main(argv):\n", {"max_tokens": 32, "ignore_eos": True}, "read", 0, 0)

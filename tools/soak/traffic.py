@@ -163,15 +163,15 @@ async def open_loop(
 ) -> None:
     """So many requests a second, whatever becomes of those before; returns when all have ended.
 
-    Who is held up here does not make up for it: that would be a burst, not a rate.
+    What was held up here is not made up for beyond BURST_S: that would be a burst, not a rate.
     """
     async with AsyncGrpcClient(urls.grpc) as grpc, AsyncHttpClient(urls.http) as http:
-        begun, sent = time.monotonic(), 0.0
+        begun, due = time.monotonic(), 0.0
         tasks: set[asyncio.Task[None]] = set()
         while (passed := time.monotonic() - begun) < seconds:
-            sent = max(sent, (passed - BURST_S) * rate)
-            while sent < passed * rate:
-                ask, sent = next_ask(), sent + 1
+            due = max(due, (passed - BURST_S) * rate)
+            while due < passed * rate:
+                ask, due = next_ask(), due + 1
                 tasks.add(asyncio.create_task(send(grpc if ask.grpc else http, ask, ends)))
             await asyncio.sleep(0.01)
         await asyncio.gather(*tasks)

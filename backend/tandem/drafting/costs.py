@@ -89,6 +89,8 @@ class RoundCosts:
         self._levels: Times | None = None
         self._by_requests: dict[int, float] = {}
         """`_levels`, as far as it was asked for."""
+        self._drawn = 0
+        """Drafts whose time was seen."""
         self._reading: float | None = None
         """Seconds a token that the model reads."""
         self._readings, self._drafts = 1.0, BORNE_BY
@@ -105,18 +107,17 @@ class RoundCosts:
         """A pass over so many rows took so long."""
         self._elapsed += seconds
         self._rounds += 1
-        known = rows < len(self._by_rows)
-        if seconds > 0 and not (
-            known and self._expected(seconds, self._by_rows[rows] - self.between)
-        ):
+        if seconds > 0 and not self._may_skip_pass(rows, seconds):
             self._passes.observe(rows, seconds)
             self._by_rows = []
 
-    def _expected(self, seconds: float, known: float) -> bool:
-        """Whether it may be left at what is known: not in every so manieth round, nor where it
-        surprises, but then not by so much that it means nothing."""
-        surprises = SURPRISING * known < abs(seconds - known) < (OUTLIER - 1) * known
-        return not surprises and self._rounds % LEARN_EVERY != 0
+    def _may_skip_pass(self, rows: int, seconds: float) -> bool:
+        """Whether this time need not be learnt: it is near what is known, or so far off that it
+        means nothing; each LEARN_EVERY-th round is learnt from all the same."""
+        if self._rounds % LEARN_EVERY == 0 or rows >= len(self._by_rows):
+            return False
+        expected = self._by_rows[rows] - self.between
+        return not SURPRISING * expected < abs(seconds - expected) < (OUTLIER - 1) * expected
 
     def observe_between(self, seconds: float, by_model: bool = False) -> None:
         """So long it took from a pass to the next one, a model's draft not counted. by_model: it
@@ -139,11 +140,18 @@ class RoundCosts:
             reading = max(0.0, seconds - levels * self.level(requests))
             self._reading = averaged(self._reading, reading / read)
         elif seconds > 0:
-            known = self._by_requests.get(requests)
-            if known is None or not self._expected(seconds / levels, known):
-                self._levels = self._levels or Times()
-                self._levels.observe(requests, seconds / levels)
-                self._by_requests = {}
+            self._observe_level(requests, seconds / levels)
+
+    def _observe_level(self, requests: int, seconds: float) -> None:
+        """As passes are learnt; but no profile has been made, so that whatever surprises counts."""
+        self._drawn += 1
+        expected = self._by_requests.get(requests)
+        near = expected is not None and abs(seconds - expected) <= SURPRISING * expected
+        if near and self._drawn % LEARN_EVERY:
+            return
+        self._levels = self._levels or Times()
+        self._levels.observe(requests, seconds)
+        self._by_requests = {}
 
     @property
     def may_explore(self) -> bool:

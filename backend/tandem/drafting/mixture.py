@@ -37,8 +37,8 @@ PROBE = 2  # tokens of a draft that is not expected to pay
 # lookup.
 MARGIN = 1.1
 CLOSE = 1.3  # times the rate of plain decoding, and less
-FIRST_REST, REST_EVERY = 7, 61  # rounds: the first rests come soon, for what was known may be old;
-# and not always the one before a plan is made
+FIRST_REST = 7  # rounds before the first rest: what was known before the drafts may be old
+REST_EVERY = 61  # rounds, later; no multiple of PLANNED_FOR: then all rests would precede a plan
 SLACK = 0.95  # of the best rate is enough for a lookup to draft as far as it wants: it has seen the
 # match, and what is drafted teaches more
 
@@ -89,8 +89,8 @@ class MixtureProposer(Proposer):
         """Whether the model drafted in it."""
         self._rests_at, self._rest_every = FIRST_REST, FIRST_REST
         """The round to be left without a draft, and how many come before the next one."""
-        self._drafted = 0
-        """The last round for which a draft was planned."""
+        self._last_planned = 0
+        """The last round for which a draft of the model's was planned."""
         self._proposed_at = 0.0
         self._observed_at: float | None = None
         """None: the round's pass is under way."""
@@ -207,9 +207,9 @@ class MixtureProposer(Proposer):
         than none do, what rounds take without them must stay known."""
         if not any(plan.lengths):
             return False
-        if self._rounds > self._drafted + FIRST_REST:  # drafting begins anew
+        if self._rounds > self._last_planned + FIRST_REST:  # drafting begins anew
             self._rests_at, self._rest_every = self._rounds + FIRST_REST, FIRST_REST
-        self._drafted = self._rounds
+        self._last_planned = self._rounds
         batch = len(plan.lengths)
         close = plan.rate * self.costs.passes(batch)[batch] < CLOSE * batch
         if not close or self._rounds < self._rests_at:

@@ -26,8 +26,9 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ANYTHING: Final = re.compile("")
 _TANDEM: Final = re.compile("tandem: ")
 _TANDEM_OR_TROUBLE: Final = re.compile(r"tandem: |[EW]\d{4} ")
-# A signal may come twice: make passes its own one on.
+# In which a second signal is taken for the first one's echo: make passes its own one on.
 _ECHO_S: Final = 0.25
+_NOW_S: Final = 1.0
 _PROMPT: Final = "def fibonacci(n):"
 
 
@@ -52,15 +53,18 @@ def interruptible() -> Iterator[None]:
 def serve(options: ServerOptions, console: Console, verbose: bool) -> None:
     """Serves until a signal comes; raises `ServingError` when the server ends by itself."""
     with interruptible():
-        server = TritonServer(options)
+        server, grace = TritonServer(options), None
         try:
             _start(server, console)
-            _announce(server, console)
-            _watch(server, console, verbose)
+            try:
+                _announce(server, console)
+                _watch(server, console, verbose)
+            except KeyboardInterrupt:
+                grace = _drain(server, console)
         except KeyboardInterrupt:
-            _drain(server, console)
+            console.print("Stopping")
         finally:
-            server.stop()
+            server.stop(grace)
 
 
 def demo(options: ServerOptions, arguments: Sequence[str], console: Console) -> int:
@@ -99,12 +103,17 @@ def _start(server: TritonServer, console: Console) -> None:
     console.print(f"Triton serves {names}, ready after {time.monotonic() - began:.1f} s")
 
 
-def _drain(server: TritonServer, console: Console) -> None:
-    """Lets requests that run end, until another signal comes."""
-    console.print("Stopping: what runs may end first (Ctrl-C again: now)")
+def _drain(server: TritonServer, console: Console) -> float | None:
+    """Lets requests that run end, until another signal comes; the seconds that Triton has then."""
+    with suppress(OSError, SystemExit):  # of a terminal that was closed
+        console.print("Stopping: what runs may end first (Ctrl-C again: now)")
     time.sleep(_ECHO_S)
-    with suppress(KeyboardInterrupt), interruptible():
-        server.drain()
+    try:
+        with interruptible():
+            server.drain()
+    except KeyboardInterrupt:
+        return _NOW_S
+    return None
 
 
 def _announce(server: TritonServer, console: Console) -> None:

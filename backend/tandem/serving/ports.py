@@ -12,7 +12,7 @@ from tandem.serving.errors import ServingError
 
 _EPHEMERAL: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST: Final = 10240  # below are those of well-known services
-_TRIES: Final = 100
+_TRIES: Final = 20
 
 
 class Ports(NamedTuple):
@@ -32,27 +32,35 @@ def _choose(sockets: ExitStack, host: str, name: str, port: int) -> int:
     """The port, or a free one of those that the system gives to nobody by itself: Triton binds
     its ports when the models are loaded, and what these listen to and connect from until then must
     not take them."""
-    if port == 0 and (own := _fixed_ports()):
-        for candidate in random.choices(own, k=_TRIES):
-            with suppress(ServingError):
-                return _bind(sockets, host, name, candidate)
+    if port == 0 and (unassigned := _unassigned_ports()):
+        for candidate in random.choices(unassigned, k=_TRIES):
+            with suppress(OSError):
+                return _listen(sockets, host, candidate)
     return _bind(sockets, host, name, port)
 
 
-def _fixed_ports() -> list[int]:
+def _unassigned_ports() -> list[int]:
     """Ports outside the range of connections and of those who ask for any port."""
-    first, last = map(int, _EPHEMERAL.read_text().split())
+    try:
+        first, last = map(int, _EPHEMERAL.read_text().split())
+    except OSError:  # hidden, as some sandboxes do
+        return []
     return [*range(_LOWEST, first), *range(max(_LOWEST, last + 1), 1 << 16)]
 
 
-def _bind(sockets: ExitStack, host: str, name: str, port: int) -> int:
+def _listen(sockets: ExitStack, host: str, port: int) -> int:
     probe = sockets.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
     # Connections of an earlier server that linger in TIME_WAIT do not occupy the port.
     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    probe.bind((host, port))
+    # Bound sockets with SO_REUSEADDR may share a port as long as none of them listens.
+    probe.listen(1)
+    return int(probe.getsockname()[1])
+
+
+def _bind(sockets: ExitStack, host: str, name: str, port: int) -> int:
     try:
-        probe.bind((host, port))
-        # Bound sockets with SO_REUSEADDR may share a port as long as none of them listens.
-        probe.listen(1)
+        return _listen(sockets, host, port)
     except PermissionError:
         raise ServingError(f"Port {port} needs privileges: choose one above 1023.") from None
     except OSError as error:
@@ -60,7 +68,6 @@ def _bind(sockets: ExitStack, host: str, name: str, port: int) -> int:
             f"The {name} port {port} on {host} cannot be used ({_obstacle(port, error)}): "
             f"choose another with --{name}-port, or 0 for a free one."
         ) from None
-    return int(probe.getsockname()[1])
 
 
 def _obstacle(port: int, error: OSError) -> str:

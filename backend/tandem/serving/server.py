@@ -17,10 +17,11 @@ from tandem.serving.installation import Installation, find_installation, server_
 from tandem.serving.log import failure_reason, read_log
 from tandem.serving.ports import Ports, choose_ports
 from tandem.serving.processes import IDENTITY, end_all, end_with_parent
-from tandem.triton_http import INDEX, OK, ask
+from tandem.triton_http import INDEX, NO_ANSWER, OK, ask, model_path
 
 _METRICS_S = 2.0
 _POLL_S = 0.05
+_UNLOAD_POLL_S = 0.25
 _SHM = Path("/dev/shm")
 
 
@@ -121,8 +122,8 @@ class TritonServer:
         `tick` is called between two looks, to show progress.
         """
         deadline = time.monotonic() + timeout
-        paths = [f"/v2/models/{name}/ready" for name in self.options.models]
-        paths.insert(0, "/v2/health/ready")
+        paths = ["/v2/health/ready"]
+        paths += [model_path(name, "ready") for name in self.options.models]
         while not all(ask(self.endpoints.http, path).status == OK for path in paths):
             if self.exit_code() is not None:
                 raise ServingError(self.failure())
@@ -163,19 +164,25 @@ class TritonServer:
         )
 
     def drain(self) -> None:
-        """Unloads the models and returns when they are gone: no request begins, those that run have
-        their model's `drain_timeout` to end. Triton 2.51 crashes, or does not end, when it is told
-        to with streams open. Where Triton lets nobody unload a model this returns at once."""
+        """Unloads the models of a ready server and returns when they are gone: no request begins,
+        those that run have their model's `drain_timeout` to end. Triton 2.51 crashes, or does not
+        end, when it is told to with streams open. Where Triton lets nobody see or unload its models
+        this returns at once."""
         for name in {model["name"] for model in self._models()}:
             ask(self.endpoints.http, f"/v2/repository/models/{quote(name)}/unload", "POST")
-        while any(model.get("state") == "UNLOADING" for model in self._models()):
-            time.sleep(_POLL_S)
+        while any(model["state"] == "UNLOADING" for model in self._models()):
+            time.sleep(_UNLOAD_POLL_S)
 
     def _models(self) -> list[dict[str, Any]]:
-        """Those that are loaded, or were; none where the server does not say."""
-        answer = ask(self.endpoints.http, INDEX, "POST")
-        found = answer.json() if answer.status == OK else []
-        return [model for model in found if "state" in model]
+        """Those that are loaded, or were; none where Triton refuses to say, or has ended."""
+        while self.exit_code() is None:
+            answer = ask(self.endpoints.http, INDEX, "POST")
+            if answer.status == OK:
+                return [model for model in answer.json() if "state" in model]
+            if answer.status != NO_ANSWER:
+                break
+            time.sleep(_UNLOAD_POLL_S)
+        return []
 
     def stop(self, grace: float | None = None) -> None:
         """Ends the server and everything it started: SIGTERM, after `grace` seconds SIGKILL."""
