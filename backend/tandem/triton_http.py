@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 OK, NO_ANSWER = 200, 0
-INDEX = "/v2/repository/index"
+HEALTH, INDEX = "/v2/health/ready", "/v2/repository/index"
 
 
 class Answer(NamedTuple):

@@ -111,6 +111,20 @@ def test_free_ports_are_not_given_to_others_meanwhile() -> None:
     assert not [port for port in ports if first <= port <= last]
 
 
+def test_a_port_taken_while_models_load_is_told(repository: Path, tmp_path: Path) -> None:
+    server = TritonServer(ServerOptions(repository, ("echo",), log_path=tmp_path / "log"))
+    try:
+        server.start()
+        host, port = server.endpoints.metrics.split(":")
+        with (
+            socket.create_server((host, int(port))),
+            pytest.raises(ServingError, match=r"failed to start Metrics service.* already in use"),
+        ):
+            server.wait_ready(60)
+    finally:
+        server.stop()
+
+
 def test_an_unknown_model_names_the_known_ones(repository: Path) -> None:
     server = TritonServer(ServerOptions(repository, ("missing",)))
     with pytest.raises(ServingError, match="no model 'missing': choose one of echo"):

@@ -49,7 +49,7 @@ class Point(NamedTuple):
 
     @property
     def passes(self) -> int:
-        """Of the target for a request, behind its first token."""
+        """Of the target, counted by request: those behind the first token of each."""
         return self.decoded - self.accepted
 
     @property

@@ -1,8 +1,8 @@
 """How long a server takes to say that it is ready, asked by a process of its own.
 
-`python -m tools.soak.health URL` asks ten times a second until its input ends, then prints as JSON
-the milliseconds that each answer took, and what came instead of one. (A thread beside the clients
-of an overload would wait for their interpreter rather than for the server.)
+`python -m tools.soak.health HOST:PORT` asks ten times a second until its input ends, then prints as
+JSON the milliseconds that each answer took, and what came instead of one. (A thread beside the
+clients of an overload would wait for their interpreter rather than for the server.)
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from tandem.triton_http import HEALTH, OK, ask
 
 PAUSE_S = 0.1
 LONGEST_S = 60.0
 
 
 @contextmanager
-def health_asked(url: str, taken: list[float], lost: list[str]) -> Iterator[None]:
+def health_asked(address: str, taken: list[float], lost: list[str]) -> Iterator[None]:
     """Meanwhile the process runs; afterwards it has told what it saw."""
     asker = subprocess.Popen(
-        [sys.executable, "-m", __name__, url],
+        [sys.executable, "-m", __name__, address],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -38,7 +39,7 @@ def health_asked(url: str, taken: list[float], lost: list[str]) -> Iterator[None
     lost += found["lost"]
 
 
-def main(url: str) -> None:
+def main(address: str) -> None:
     """Asks and prints."""
     over = threading.Event()
 
@@ -50,13 +51,11 @@ def main(url: str) -> None:
     taken, lost = [], []
     while not over.wait(PAUSE_S):
         begun = time.perf_counter()
-        try:
-            with urllib.request.urlopen(url, timeout=LONGEST_S) as answer:
-                answer.read()
-        except OSError as error:  # another status among them
-            lost.append(f"Asked for its health, the server gave: {error}.")
-        else:
+        status = ask(address, HEALTH, timeout=LONGEST_S).status
+        if status == OK:
             taken.append(1000 * (time.perf_counter() - begun))
+        else:
+            lost.append(f"Asked for its health, the server gave: {status or 'nothing'}.")
     print(json.dumps({"milliseconds": taken, "lost": lost}))
 
 

@@ -107,7 +107,7 @@ def overload(
             urls, lambda: ask() if time.monotonic() < until else None, 16, fitting, tick
         )
         rate = fitting.total / (time.monotonic() - begun)
-        with health_asked(f"http://{urls.http}/v2/health/ready", health, lost):
+        with health_asked(urls.http, health, lost):
             os.nice(niceness)
             await open_loop(urls, ask, factor * rate, seconds, ends)
         ends.counts += fitting.counts

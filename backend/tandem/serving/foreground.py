@@ -28,7 +28,7 @@ _TANDEM: Final = re.compile("tandem: ")
 _TANDEM_OR_TROUBLE: Final = re.compile(r"tandem: |[EW]\d{4} ")
 # In which a second signal is taken for the first one's echo: make passes its own one on.
 _ECHO_S: Final = 0.25
-_NOW_S: Final = 1.0
+_NOW_S: Final = 1.0  # that Triton has for its end behind a second signal
 _PROMPT: Final = "def fibonacci(n):"
 
 

@@ -17,7 +17,7 @@ from tandem.serving.installation import Installation, find_installation, server_
 from tandem.serving.log import failure_reason, read_log
 from tandem.serving.ports import Ports, choose_ports
 from tandem.serving.processes import IDENTITY, end_all, end_with_parent
-from tandem.triton_http import INDEX, NO_ANSWER, OK, ask, model_path
+from tandem.triton_http import HEALTH, INDEX, NO_ANSWER, OK, ask, model_path
 
 _METRICS_S = 2.0
 _POLL_S = 0.05
@@ -122,7 +122,7 @@ class TritonServer:
         `tick` is called between two looks, to show progress.
         """
         deadline = time.monotonic() + timeout
-        paths = ["/v2/health/ready"]
+        paths = [HEALTH]
         paths += [model_path(name, "ready") for name in self.options.models]
         while not all(ask(self.endpoints.http, path).status == OK for path in paths):
             if self.exit_code() is not None:
