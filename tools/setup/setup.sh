@@ -14,10 +14,19 @@ unfinished=$venv/.setup-unfinished
 
 say() { if [[ -t 2 ]]; then printf '\033[1m%s\033[0m\n' "$*"; else echo "$*"; fi >&2; }
 
-# pip, with its progress bars on a terminal and without its list of things already there elsewhere.
+# pip, of whose many lines one is shown that changes (not on a terminal: each tenth); errors stay.
 pip_install() {
-    local pip=("$venv/bin/python" -m pip --disable-pip-version-check install)
-    if [[ -t 1 ]]; then "${pip[@]}" "$@"; else "${pip[@]}" "$@" | sed '/already satisfied/d'; fi
+    local live=
+    if [[ -t 1 ]]; then live=1; fi
+    "$venv/bin/python" -m pip --disable-pip-version-check install "$@" |
+        awk -v most="$(grep -c == requirements.lock)" -v live="$live" '
+            /^(Collecting|Processing) / {
+                name = $2; sub(".*/", "", name); sub("[-=<>][-=<>0-9].*", "", name); count++
+                if (live) printf "\r\033[K  %d of %d: %s", count, most, name
+                else if (count % 10 == 0) printf "  %d of %d\n", count, most
+                fflush()
+            }
+            /^Installing collected/ { printf "%s  unpacking\n", live ? "\r\033[K" : ""; fflush() }'
 }
 
 # The folder's own path belongs to it: an environment that was moved or copied does not work.
