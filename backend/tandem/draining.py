@@ -11,7 +11,7 @@ import time
 
 import psutil
 
-from tandem.triton_http import INDEX, NO_ANSWER, OK, Answer, ask, model_path
+from tandem.triton_http import INDEX, OK, Answer, ask, model_path
 
 ANSWER_S = 2.0  # longest wait for an answer
 LOOK_S = 30.0  # between two looks for a port that was not there
@@ -33,7 +33,7 @@ class Load:
         if http is None:
             return False
         ready = _ask(http, model_path(self._name, "ready", self._version))
-        if ready.status in (OK, NO_ANSWER):
+        if ready.status == OK:
             return False
         # It may be unready for another reason. (The index is asked last: it looks at all folders.)
         index = _ask(http, INDEX, "POST")

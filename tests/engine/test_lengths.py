@@ -310,3 +310,11 @@ def test_what_a_level_takes_for_many_is_learnt_soon(times):
         costs.observe_draft(16, 2, 2 * times, read=0)
         rounds += 1
     assert rounds <= 60
+
+
+def test_a_level_that_grows_little_by_little_is_learnt_too():
+    costs = RoundCosts({1: 1.0, 64: 1.0})
+    for seconds in [1.0] * 20 + [1.1] * 400:
+        costs.level(1)
+        costs.observe_draft(1, 1, seconds, read=0)
+    assert costs.level(1) > 1.08
