@@ -140,6 +140,7 @@ def test_guesses_are_those_of_the_formula(engine, heads, target, prompts, expect
         return logits
 
     guesser.begin, guesser.extend = spying_begin, spying_extend
+    guesser.chains = lambda *asked: None  # test_chains compares them with this
     while not one.idle:
         seen.clear()
         one.step()

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "sampling.h"
 #include "structures.h"
 #include "team.h"
 #include "tiles.h"
@@ -39,6 +40,8 @@ struct Head {
 struct Space {
   Team team;
   std::vector<float> x, normed, wide, fused, pair, qkv, mixed, gates, inner, delta, scores;
+  std::vector<float> logits;  // of passes whose tokens are drawn at once
+  std::vector<Draws> draws;   // [threads]
   std::vector<uint16_t> parts;  // of what is multiplied
   std::vector<Head> heads;
 

@@ -15,11 +15,13 @@ from tandem.attention.paged import PagedKVCache
 from tandem.attention.plan import Query
 from tandem.cpu.library import load_kernels
 from tandem.cpu.linear import KernelLinear
-from tandem.cpu.structures import Entry, Layer, Matrix, Model, Step
+from tandem.cpu.sampling import limits_of
+from tandem.cpu.structures import Chain, Chains, Entry, Layer, Matrix, Model, Step
 from tandem.models.decoder import Layer as DecoderLayer
 from tandem.models.decoder import Stack
 from tandem.models.feature_head import FeatureHead
 from tandem.models.layers import Linear, RMSNorm
+from tandem.verification.judging import Draws
 
 Ints: TypeAlias = "array[int]"
 
@@ -41,6 +43,7 @@ class KernelStack:
         assert kernels is not None
         self.config = config
         self._forward = kernels.tandem_forward
+        self._chains = kernels.tandem_chains
         self._space = ctypes.c_void_p(kernels.tandem_space())
         weakref.finalize(self, kernels.tandem_release, self._space)
         self._block_size = cache.block_size
@@ -98,6 +101,7 @@ class KernelStack:
             head.hidden_first,
             head.blind_start,
             head.normed_residual,
+            head.norm_output,
         )
 
     @staticmethod
@@ -152,6 +156,49 @@ class KernelStack:
         self._forward(self._model, step, self._space)
         return logits, features
 
+    def chains(
+        self,
+        logits: Tensor,
+        queries: Sequence[Query],
+        draws: Draws,
+        states: Tensor | None = None,
+        ids: Tensor | None = None,
+    ) -> list[list[int]]:
+        """Drafts B chains, each token drawn behind the one before it; their tokens.
+
+        logits [B, V] of the first tokens; queries: of the tokens that are fed; states [B, hidden]
+        for a draft head; ids [own vocabulary]: what its tokens are to the target.
+        """
+        logits = logits.contiguous()
+        states = None if states is None else states.float().contiguous()
+        longest = max(draw.length for draw in draws.chains)
+        records, blocks, keys = self._records(queries, draws, logits.shape[1], longest)
+        tokens = array("q", bytes(8 * len(records) * longest))
+        chains = Chains(len(records), longest, logits.shape[1], records)
+        chains.logits, chains.seed = logits.data_ptr(), draws.seed
+        chains.states, chains.ids, chains.q = map(_pointer, (states, ids, draws.q))
+        chains.blocks, chains.keys, chains.tokens = map(_address, (blocks, keys, tokens))
+        self._model.threads = torch.get_num_threads()
+        self._chains(self._model, chains, self._space)
+        return [
+            tokens[at * longest : at * longest + draw.length].tolist()
+            for at, draw in enumerate(draws.chains)
+        ]
+
+    def _records(
+        self, queries: Sequence[Query], draws: Draws, vocab: int, longest: int
+    ) -> tuple[ctypes.Array[Chain], Ints, Ints]:
+        """As in the kernels' `Chains`: chains, block tables and keys."""
+        records, blocks, keys = (Chain * len(queries))(), array("i"), array("Q")
+        for index, (draw, query) in enumerate(zip(draws.chains, queries, strict=True)):
+            limits = limits_of(draw.params, vocab)
+            records[index] = Chain(
+                limits, draw.noise, draw.length, len(blocks), query.start, draw.q_row
+            )
+            blocks.extend(query.blocks[: -(-query.end // self._block_size)])
+            keys.extend(draw.keys or (0,) * longest)
+        return records, blocks, keys
+
     def _queries(self, queries: Sequence[Query]) -> tuple[Ints, Ints, Ints]:
         """[queries, 5] as in the kernels' `Query`, and the tables that it points into."""
         records, blocks, parents = array("i"), array("i"), array("i")
@@ -169,3 +216,7 @@ def _longs(tokens: Sequence[int] | Tensor) -> Ints:
 
 def _address(numbers: Ints) -> int:
     return numbers.buffer_info()[0]
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

@@ -1,180 +1,14 @@
-// A dense decoder's forward pass on CPU cores: every weight is read once, and every key and value
-// of a request once for all rows of its draft tree. Weights and the KV cache are float or bfloat16,
-// sums are float. One parallel region from the tokens, and for a draft head the target's
-// hidden states, to the logits.
-//
-// A row's result does not depend, to the last bit, on what is computed beside it: every sum has an
-// order of its own, by columns or by positions in the text, whatever the rows, threads or trees. So
-// a verified draft gives the very numbers that plain decoding gives.
+// What Python calls.
 #include <omp.h>
 
 #include <algorithm>
-#include <cmath>
 #include <vector>
 
-#include "attention.h"
-#include "batch.h"
-#include "matrices.h"
-#include "rows.h"
+#include "chains.h"
+#include "pass.h"
 #include "sampling.h"
-#include "team.h"
-#include "tiles.h"
 
 namespace {
-
-// y [rows, matrix.rows] = x [rows, columns] by the transposed weight, and the bias. `parts` is room as
-// `parts_size` says.
-void multiply(Team& team, const Matrix& matrix, const float* x, int rows, float* y,
-              uint16_t* parts) {
-  if (matrix.bfloat && kTiles)
-    multiply_by_tiles(team, matrix, x, rows, y, parts);
-  else if (matrix.bfloat)
-    multiply_as<uint16_t>(matrix, x, rows, y);
-  else
-    multiply_as<float>(matrix, x, rows, y);
-  team.wait();
-}
-
-void keep_taps(const Model& model, const Step& step, int layer, Space& space) {
-  const size_t width = model.hidden;
-  for (int tap = 0; tap < step.taps; ++tap) {
-    if (step.tap[tap] != layer) continue;
-    space.team.each(step.rows, [&](int row) {
-      std::copy_n(&space.x[row * width], width,
-                  step.tapped + (row * size_t(step.taps) + tap) * width);
-    });
-  }
-}
-
-// x += from, and the norm of the sum, row by row.
-void add_and_normalize(Team& team, const Model& model, int rows, const float* from,
-                       const float* scale, float* x, float* normed) {
-  const size_t width = model.hidden;
-  team.each(rows, [&](int row) {
-    float* own = x + row * width;
-    for (size_t i = 0; i < width; ++i) own[i] += from[row * width + i];
-    normalize(own, scale, model.hidden, model.epsilon, normed + row * width);
-  });
-}
-
-void activate(Team& team, const Model& model, int rows, const float* gates, float* inner) {
-  constexpr int kColumns = 64;
-  const int parts = (model.inner + kColumns - 1) / kColumns;
-  team.each(rows * parts, [&](int index) {
-    const int row = index / parts, begin = index % parts * kColumns;
-    const float* gate = gates + size_t(row) * 2 * model.inner;
-    float* out = inner + size_t(row) * model.inner;
-    const float* up = gate + model.inner;
-    for (int i = begin; i < std::min(begin + kColumns, model.inner); i += kLanes) {
-      const int count = std::min(kLanes, model.inner - i);
-      const Floats low = count == kLanes ? load(gate + i) : load_some(gate + i, count);
-      const Floats active = low / (1.0f + exp(-low));
-      if (count == kLanes) store(out + i, active * load(up + i));
-      for (int lane = 0; count < kLanes && lane < count; ++lane)
-        out[i + lane] = active[lane] * up[i + lane];
-    }
-  });
-}
-
-// One layer, whose input is in space.x and, normed, in space.normed; next: the scale of the norm
-// behind it. Barriers stand where all rows or all columns of what was made are needed.
-template <class W>
-void run_layer(const Model& model, const Layer& layer, const float* next, const Step& step,
-               const Run& run, Space& space) {
-  const int rows = step.rows, width = (model.heads + 2 * model.kv_heads) * model.head_dim;
-  float* scores = space.scores.data() + size_t(run.scores) * omp_get_thread_num();
-  Head* heads = space.heads.data() + size_t(run.heads) * omp_get_thread_num();
-  float *x = space.x.data(), *normed = space.normed.data(), *delta = space.delta.data();
-  float *qkv = space.qkv.data(), *mixed = space.mixed.data();
-  uint16_t* parts = space.parts.data();
-  Team& team = space.team;
-  multiply(team, layer.qkv, normed, rows, qkv, parts);
-  team.each(rows, [&](int row) {
-    prepare<W>(model, layer, run.position[row], run.slot[row], qkv + size_t(row) * width);
-  });
-  team.each_uneven(int(run.tasks.size()), [&](int task) {
-    attend<W>(model, layer, step, run, run.tasks[task], qkv, mixed, scores, heads);
-  });
-  multiply(team, layer.out, mixed, rows, delta, parts);
-  add_and_normalize(team, model, rows, delta, layer.post_norm, x, normed);
-  multiply(team, layer.gate_up, normed, rows, space.gates.data(), parts);
-  activate(team, model, rows, space.gates.data(), space.inner.data());
-  multiply(team, layer.down, space.inner.data(), rows, delta, parts);
-  add_and_normalize(team, model, rows, delta, next, x, normed);
-}
-
-void look_up(const Matrix& table, int64_t token, float* to) {
-  const size_t from = token * size_t(table.columns);
-  table.bfloat ? widen(static_cast<const uint16_t*>(table.weight) + from, table.columns, to)
-               : widen(static_cast<const float*>(table.weight) + from, table.columns, to);
-}
-
-// The tokens' embeddings, and their norm.
-void enter(const Model& model, const Step& step, Space& space) {
-  const size_t width = model.hidden;
-  space.team.each(step.rows, [&](int row) {
-    float* x = &space.x[row * width];
-    look_up(model.embedding, step.tokens[row], x);
-    normalize(x, model.layer[0].input_norm, model.hidden, model.epsilon, &space.normed[row * width]);
-  });
-}
-
-// One hidden state of several: what a draft head takes of the target's.
-const float* fuse(const Model& model, const Step& step, Space& space) {
-  const Entry& entry = model.entry;
-  const size_t width = entry.fuse.columns, part = width / entry.fuse_parts;
-  const float* states = step.states;
-  if (entry.fuse_norm) {
-    space.team.each(step.rows, [&](int row) {
-      for (size_t at = row * width; at < (row + 1) * width; at += part)
-        normalize(step.states + at, entry.fuse_norm + at % width, int(part), model.epsilon,
-                  &space.wide[at]);
-    });
-    states = space.wide.data();
-  }
-  multiply(space.team, entry.fuse, states, step.rows, space.fused.data(), space.parts.data());
-  return space.fused.data();
-}
-
-// The embeddings of a draft head's tokens, joined to hidden states.
-void enter_head(const Model& model, const Step& step, const Run& run, Space& space) {
-  const Entry& entry = model.entry;
-  const float* states = step.fused ? step.states : fuse(model, step, space);
-  const size_t width = model.hidden;
-  float* pairs = entry.project.weight ? space.pair.data() : space.normed.data();
-  float* x = space.x.data();
-  space.team.each(step.rows, [&](int row) {
-    float *first = pairs + row * 2 * width, *second = first + width;
-    float *embedded = entry.hidden_first ? second : first;
-    float *hidden = entry.hidden_first ? first : second;
-    const float* state = states + row * width;
-    look_up(model.embedding, step.tokens[row], embedded);
-    if (entry.blind_start && run.position[row] == 0) std::fill_n(embedded, width, 0.0f);
-    normalize(embedded, entry.token_norm, model.hidden, model.epsilon, embedded);
-    normalize(state, entry.hidden_norm, model.hidden, model.epsilon, hidden);
-    std::copy_n(entry.normed_residual ? hidden : state, width, x + row * width);
-  });
-  if (!entry.project.weight) return;
-  multiply(space.team, entry.project, pairs, step.rows, x, space.parts.data());
-  space.team.each(step.rows, [&](int row) {
-    normalize(x + row * width, model.layer[0].input_norm, model.hidden, model.epsilon,
-              &space.normed[row * width]);
-  });
-}
-
-// The logits of the picked rows, and all rows after the last norm where they are wanted.
-void finish(const Model& model, const Step& step, Space& space) {
-  const size_t width = model.hidden;
-  if (step.normed)
-    space.team.each(step.rows, [&](int row) {
-      std::copy_n(&space.normed[row * width], width, step.normed + row * width);
-    });
-  space.team.each(step.picked, [&](int i) {
-    std::copy_n(&space.normed[step.pick[i] * width], width, &space.delta[i * width]);
-  });
-  multiply(space.team, model.head, space.delta.data(), step.picked, step.logits,
-           space.parts.data());
-}
 
 // some(row, draws) for all rows, whoever does it. For a few numbers one thread does not call others,
 // who would have to be given a core first.
@@ -187,24 +21,6 @@ void each_row(int rows, int vocabulary, int threads, Some some) {
     Draws draws;
 #pragma omp for schedule(dynamic)
     for (int row = 0; row < rows; ++row) some(row, draws);
-  }
-}
-
-template <class W>
-void forward(const Model& model, const Step& step, Space& space) {
-  const Run run = plan(model, step);
-  space.fit(model, step, run);
-#pragma omp parallel num_threads(model.threads)
-  {
-    step.states ? enter_head(model, step, run, space) : enter(model, step, space);
-    for (int index = 0; index < model.layers; ++index) {
-      keep_taps(model, step, index, space);
-      const bool last = index + 1 == model.layers;
-      const float* next = last ? model.final_norm : model.layer[index + 1].input_norm;
-      run_layer<W>(model, model.layer[index], next, step, run, space);
-    }
-    keep_taps(model, step, model.layers, space);
-    finish(model, step, space);
   }
 }
 
@@ -230,8 +46,13 @@ void tandem_multiply(const Matrix* matrix, const float* x, int rows, float* y, i
   multiply(team, *matrix, x, rows, y, parts.data());
 }
 void tandem_forward(const Model* model, const Step* step, void* space) {
-  model->bfloat ? forward<uint16_t>(*model, *step, *static_cast<Space*>(space))
-                : forward<float>(*model, *step, *static_cast<Space*>(space));
+  Space& room = *static_cast<Space*>(space);
+  model->bfloat ? forward<uint16_t>(*model, *step, room, [] {})
+                : forward<float>(*model, *step, room, [] {});
+}
+void tandem_chains(const Model* model, const Chains* chains, void* space) {
+  Space& room = *static_cast<Space*>(space);
+  model->bfloat ? grow<uint16_t>(*model, *chains, room) : grow<float>(*model, *chains, room);
 }
 // logits to scores [rows, vocabulary].
 void tandem_limit(const float* logits, int rows, int vocabulary, const Limits* limits,
@@ -246,9 +67,8 @@ void tandem_limit(const float* logits, int rows, int vocabulary, const Limits* l
 void tandem_judge(const float* scores, int rows, int vocabulary, const RowPlan* plans,
                   const float* q, uint64_t seed, int64_t* tokens, int8_t* kept, int threads) {
   each_row(rows, vocabulary, threads, [&](int row, Draws& draws) {
-    const uint64_t key = mix(mix(seed) + kGolden * (row + 1));
-    tokens[row] = draw_row(scores + row * size_t(vocabulary), vocabulary, plans[row], q, key, draws,
-                           kept[row]);
+    tokens[row] = draw_row(scores + row * size_t(vocabulary), vocabulary, plans[row], q,
+                           key_of(seed, row), draws, kept[row]);
   });
 }
 }

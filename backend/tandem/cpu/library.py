@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from tandem.cpu.structures import Limits, Matrix, Model, RowPlan, Step
+from tandem.cpu.structures import Chains, Limits, Matrix, Model, RowPlan, Step
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +40,7 @@ def load_kernels() -> ctypes.CDLL | None:
     library.tandem_space.restype = pointer
     library.tandem_release.argtypes = (pointer,)
     library.tandem_forward.argtypes = (model, step, pointer)
+    library.tandem_chains.argtypes = (model, ctypes.POINTER(Chains), pointer)
     library.tandem_multiply.argtypes = (matrix, pointer, number, pointer, number)
     library.tandem_packed.argtypes = (number, number, number)
     library.tandem_packed.restype = ctypes.c_int64
@@ -48,7 +49,7 @@ def load_kernels() -> ctypes.CDLL | None:
     library.tandem_limit.argtypes = (pointer, number, number, limits, pointer, number)
     library.tandem_judge.argtypes = (pointer, number, number, plans, pointer, ctypes.c_uint64)
     library.tandem_judge.argtypes += (pointer, pointer, number)
-    for name in ("release", "forward", "multiply", "pack", "limit", "judge"):
+    for name in ("release", "forward", "chains", "multiply", "pack", "limit", "judge"):
         getattr(library, f"tandem_{name}").restype = None
     return library
 

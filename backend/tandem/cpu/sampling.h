@@ -18,6 +18,7 @@ struct Draws {
   std::vector<uint64_t> best;   // tokens of one row by their scores
   std::vector<float> weights;   // [vocabulary] of one row, in proportion to its probabilities
   std::vector<double> sums;     // of each kTokens weights
+  std::vector<float> scores;    // [vocabulary] of one row
 };
 constexpr int kTokens = 256;
 
@@ -151,6 +152,9 @@ inline double uniform(uint64_t key, uint64_t place) {
   return (double(mix(key + (place + 1) * kGolden) >> 11) + 0.5) * kUnit;
 }
 
+// Of a row in a launch.
+inline uint64_t key_of(uint64_t seed, uint64_t row) { return mix(mix(seed) + kGolden * (row + 1)); }
+
 int best_of(const float* scores, int vocabulary) {  // of equals the first
   const float highest = highest_of(scores, vocabulary);
   return int(std::find(scores, scores + vocabulary, highest) - scores) % vocabulary;
@@ -169,14 +173,16 @@ bool weigh(const float* scores, int vocabulary, std::vector<float>& weights) {
 
 // The token with the largest score + noise, where noise = -log(-log(u)): the one with the smallest
 // -log(u) / weight. As -log(u) is at least 1 - u, few logarithms are asked for.
-int draw_by_key(const float* scores, int vocabulary, uint64_t key, Draws& draws) {
+// ids: the names of tokens that noise goes by, or null.
+int draw_by_key(const float* scores, int vocabulary, uint64_t key, Draws& draws,
+                const int64_t* ids = nullptr) {
   if (!weigh(scores, vocabulary, draws.weights)) return 0;
   double first = std::numeric_limits<double>::infinity();
   int found = 0;
   for (int i = 0; i < vocabulary; ++i) {
     const double weight = draws.weights[i];
     if (weight == 0) continue;
-    const double u = uniform(key, i);
+    const double u = uniform(key, ids ? ids[i] : i);
     if (1 - u >= first * weight) continue;
     const double waited = -std::log(u) / weight;
     if (waited < first) first = waited, found = i;

@@ -25,14 +25,15 @@ def limit(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     assert kernels is not None
     logits = logits.contiguous()
     count, vocab = logits.shape
-    limits = (structures.Limits * count)(*(_limits(one, vocab) for one in params))
+    limits = (structures.Limits * count)(*(limits_of(one, vocab) for one in params))
     scores = torch.empty_like(logits)
     threads = torch.get_num_threads()
     kernels.tandem_limit(logits.data_ptr(), count, vocab, limits, scores.data_ptr(), threads)
     return scores
 
 
-def _limits(params: SamplingParams, vocab: int) -> structures.Limits:
+def limits_of(params: SamplingParams, vocab: int) -> structures.Limits:
+    """What rules tokens out of a vocabulary of that size."""
     if params.greedy:
         return structures.Limits(1.0, 0.0, 1.0, vocab)
     top_k = params.top_k if 0 < params.top_k < vocab else vocab

@@ -30,6 +30,7 @@ struct Entry {
   int32_t hidden_first;                   // of the two; otherwise the embedding is
   int32_t blind_start;                    // at position 0 there is no token
   int32_t normed_residual;                // without a projection, the input is the normed state
+  int32_t norm_output;                    // what the next pass takes has passed the last norm
 };
 
 struct Model {
@@ -75,6 +76,28 @@ struct Limits {
 struct RowPlan {
   int32_t noise, token, q_row;
   uint64_t key;
+};
+
+// A chain of tokens to be drafted.
+struct Chain {
+  Limits limits;
+  int32_t noise, length;  // length: tokens, at least one
+  int32_t blocks;         // where its block table begins
+  int32_t start;          // position of the first drafted token's key and value
+  int32_t q_row;          // of the first token's distribution, or -1: none is wanted
+};
+
+struct Chains {
+  int32_t count, longest, vocabulary;  // the target's
+  const Chain* chain;      // [count]
+  const float* logits;     // [count, vocabulary] of the first tokens
+  const float* states;     // [count, hidden] of a draft head, or null
+  const int64_t* ids;      // [rows of the model's head] what its tokens are to the target, or null
+  const int32_t* blocks;   // block tables, one after the other
+  const uint64_t* keys;    // [count, longest] of keyed noise
+  uint64_t seed;           // of all other noise
+  float* q;                // [.., vocabulary] or null
+  int64_t* tokens;         // [count, longest]
 };
 
 }  // namespace

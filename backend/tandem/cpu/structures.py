@@ -45,6 +45,7 @@ class Entry(Structure):
         ("hidden_first", c_int32),
         ("blind_start", c_int32),
         ("normed_residual", c_int32),
+        ("norm_output", c_int32),
     )
 
 
@@ -113,4 +114,36 @@ class RowPlan(Structure):
         ("token", c_int32),
         ("q_row", c_int32),
         ("key", c_uint64),
+    )
+
+
+class Chain(Structure):
+    """How a chain of tokens is drafted."""
+
+    _fields_ = (
+        ("limits", Limits),
+        ("noise", c_int32),
+        ("length", c_int32),
+        ("blocks", c_int32),
+        ("start", c_int32),
+        ("q_row", c_int32),
+    )
+
+
+class Chains(Structure):
+    """All chains of a round."""
+
+    _fields_ = (
+        ("count", c_int32),
+        ("longest", c_int32),
+        ("vocabulary", c_int32),
+        ("chain", POINTER(Chain)),
+        ("logits", c_void_p),
+        ("states", c_void_p),
+        ("ids", c_void_p),
+        ("blocks", c_void_p),
+        ("keys", c_void_p),
+        ("seed", c_uint64),
+        ("q", c_void_p),
+        ("tokens", c_void_p),
     )

@@ -57,16 +57,34 @@ class ChainProposer(Proposer):
             for row, index in enumerate(ready)
         ]
         q = self._empty_q(len(decodes), chains, logits)
+        if not self._at_once(logits, chains, q):
+            self._by_levels(logits, chains, q)
+        for chain in chains:
+            drafts[chain.place] = chain.tokens
+        return Draft(drafts, q=q)
+
+    def _at_once(self, logits: Tensor, chains: Sequence[Chain], q: Tensor | None) -> bool:
+        """Has the guesser draw all tokens by itself, where it can and nothing edits logits."""
+        requests = [chain.request for chain in chains]
+        if any(request.params.edits_logits for request in requests):
+            return False
+        lengths = [chain.lookahead for chain in chains]
+        draws = self.sampler.draws(requests, lengths, q, [chain.place for chain in chains])
+        found = self.guesser.chains(logits, requests, draws)
+        if found is None:
+            return False
+        for chain, tokens in zip(chains, found, strict=True):
+            chain.tokens = tokens
+        return True
+
+    def _by_levels(self, logits: Tensor, chains: Sequence[Chain], q: Tensor | None) -> None:
         while chains:
             self._append(logits, chains, q)
-            for chain in chains:
-                drafts[chain.place] = chain.tokens
             chains = [chain for chain in chains if len(chain.tokens) < chain.lookahead]
             if chains:
                 logits = self.guesser.extend([chain.level() for chain in chains])
                 for row, chain in enumerate(chains):
                     chain.row = row
-        return Draft(drafts, q=q)
 
     def observe(self, request: Request, drafted: int, verdict: Verdict) -> None:
         """The last drafted token was never fed."""

@@ -19,6 +19,7 @@ from tandem.drafting.vocabulary import Translation
 from tandem.request import Request
 from tandem.runners.parallel_runner import Runner
 from tandem.scheduler import Decode
+from tandem.verification.judging import Draws
 
 
 class DraftModel:
@@ -73,6 +74,18 @@ class DraftModel:
         """Feeds the new nodes."""
         tokens = [token for level in levels for token in level.tokens[-level.new :]]
         return self._forward(tokens, [level_query(level) for level in levels])
+
+    def chains(
+        self, logits: Tensor, requests: Sequence[Request], draws: Draws
+    ) -> list[list[int]] | None:
+        """In one call of the kernels, where they run the draft and its tokens are the target's."""
+        if self.runner.by_kernels is None or self.translation is not None:
+            return None
+        queries = [
+            Query(request.blocks, len(request.tokens), draw.length - 1)
+            for request, draw in zip(requests, draws.chains, strict=True)
+        ]
+        return self.runner.by_kernels.chains(logits, queries, draws)
 
     def _forward(
         self, tokens: Sequence[int], queries: Sequence[Query], rows: Sequence[int] | None = None

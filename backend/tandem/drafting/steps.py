@@ -14,6 +14,7 @@ from torch import Tensor
 from tandem.drafting import Computed
 from tandem.request import Request
 from tandem.scheduler import Decode
+from tandem.verification.judging import Draws
 
 
 class Level(NamedTuple):
@@ -45,6 +46,13 @@ class Guesser(Protocol):
 
     def extend(self, levels: Sequence[Level]) -> Tensor:
         """Feeds the new nodes of all levels; logits [sum of new, V] of what follows each."""
+        ...
+
+    def chains(
+        self, logits: Tensor, requests: Sequence[Request], draws: Draws
+    ) -> list[list[int]] | None:
+        """Draws whole chains in one go, from the logits [B, V] of `begin`; None: it has to be asked
+        level by level."""
         ...
 
     def keep(self, request: Request, nodes: int) -> None:

@@ -62,6 +62,9 @@ class FeatureHead(Stack):
         self.fusion: Fusion | None = None
         self.token_norm: nn.Module = nn.Identity()
         self.hidden_norm: nn.Module = nn.Identity()
+        self.token_ids: Tensor | None
+        """[own vocabulary] the target's id of each of its tokens; None: they are the same."""
+        self.register_buffer("token_ids", None)
         if project is None:
             self.drop_input_norm()
 

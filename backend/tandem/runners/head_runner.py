@@ -12,6 +12,7 @@ from tandem.attention.plan import Query
 from tandem.cpu.decoder import KernelStack, States
 from tandem.cpu.library import has_kernels
 from tandem.models.feature_head import FeatureHead
+from tandem.verification.judging import Draws
 
 
 class HeadRunner:
@@ -51,6 +52,15 @@ class HeadRunner:
             assert features is not None
             made = features.to(hidden.dtype)
         return self.head.spread(logits), made
+
+    def chains(
+        self, logits: Tensor, queries: Sequence[Query], draws: Draws, hidden: Tensor
+    ) -> list[list[int]] | None:
+        """As `KernelStack.chains`; hidden [B, hidden]: what the first tokens fed take. None where
+        the kernels do not run the head."""
+        if self.by_kernels is None:
+            return None
+        return self.by_kernels.chains(logits, queries, draws, hidden, self.head.token_ids)
 
     def _by_torch(
         self,

@@ -19,6 +19,9 @@ from tandem.runners.world import World
 class ParallelRunner:
     """Tells the model's ranks what to run, and runs rank 0's part where it has one."""
 
+    by_kernels = None
+    """Ranks wait for each other in every layer."""
+
     def __init__(
         self, world: World, role: Role, folder: Path, config: ModelConfig, dtype: torch.dtype
     ) -> None:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from tandem.request import SamplingParams
+
 GREEDY, KEYED, RANDOM = 0, 1, 2
 
 
@@ -34,3 +36,26 @@ class Judged(NamedTuple):
 
 Judge = Callable[[Tensor, Tensor | None, Sequence[RowPlan], int], Judged]
 """Of scores [R, V], q [places, V], plans and this launch's seed, of 31 bits."""
+
+
+class ChainDraw(NamedTuple):
+    """How a chain of tokens is drawn."""
+
+    params: SamplingParams
+    noise: int
+    length: int
+    """Tokens."""
+    keys: Sequence[int]
+    """Of each token's noise, to the longest chain's length; empty unless it is KEYED."""
+    q_row: int
+    """The row of q, places in order, for what the first token is drawn from; -1: for none."""
+
+
+class Draws(NamedTuple):
+    """How B chains are drawn."""
+
+    chains: Sequence[ChainDraw]
+    seed: int
+    """Of the draws that are RANDOM, 31 bits."""
+    q: Tensor | None
+    """[.., V]"""

@@ -11,7 +11,16 @@ from torch import Tensor
 
 from tandem.cpu import sampling
 from tandem.request import Request
-from tandem.verification.judging import GREEDY, KEYED, RANDOM, Judge, Judged, RowPlan
+from tandem.verification.judging import (
+    GREEDY,
+    KEYED,
+    RANDOM,
+    ChainDraw,
+    Draws,
+    Judge,
+    Judged,
+    RowPlan,
+)
 from tandem.verification.noise import coupled_gumbel, random_gumbel, row_key
 from tandem.verification.scores import Row, scores
 
@@ -37,7 +46,22 @@ def best_tokens(scored: Tensor) -> list[int]:
 
 def by_rejection(request: Request) -> bool:
     """Whether the request's tokens come from the engine's generator: drafts for it need q."""
-    return request.seed is None and not request.params.greedy
+    return noise_of(request) == RANDOM
+
+
+def noise_of(request: Request) -> int:
+    """GREEDY, KEYED or RANDOM."""
+    if request.params.greedy:
+        return GREEDY
+    return RANDOM if request.seed is None else KEYED
+
+
+def _noise(request: Request, position: int) -> tuple[int, int]:
+    """The kind, and its key."""
+    kind = noise_of(request)
+    if kind == KEYED and request.seed is not None:
+        return kind, row_key(request.seed, position)
+    return kind, 0
 
 
 def kernel_for(device: torch.device) -> Judge | None:
@@ -86,16 +110,30 @@ class Sampler:
         """Draws, and judges by rejection, by the kernel in one launch. drafted: by row the token
         that was drafted behind it, and the row of q that it was drawn from."""
         assert self.kernel is not None
-        plans = []
-        for place, row in enumerate(rows):
-            request = row.request
-            kind, key = RANDOM, 0
-            if request.params.greedy:
-                kind = GREEDY
-            elif request.seed is not None:
-                kind, key = KEYED, row_key(request.seed, row.position)
-            plans.append(RowPlan(kind, key, *drafted.get(place, (0, -1))))
+        plans = [
+            RowPlan(*_noise(row.request, row.position), *drafted.get(place, (0, -1)))
+            for place, row in enumerate(rows)
+        ]
         return self.kernel(scored, q, plans, self._seeds.getrandbits(31))
+
+    def draws(
+        self,
+        requests: Sequence[Request],
+        lengths: Sequence[int],
+        q: Tensor | None,
+        places: Sequence[int],
+    ) -> Draws:
+        """How chains of these lengths are drawn, where nothing edits logits. places: their first
+        dimension's in q [.., longest, V], which is for requests that are verified by rejection."""
+        longest, chains = max(lengths), []
+        for request, length, place in zip(requests, lengths, places, strict=True):
+            kind, position = noise_of(request), len(request.tokens)
+            keys = []
+            if kind == KEYED and request.seed is not None:
+                keys = [row_key(request.seed, position + i) for i in range(longest)]
+            q_row = place * longest if kind == RANDOM else -1
+            chains.append(ChainDraw(request.params, kind, length, keys, q_row))
+        return Draws(chains, self._seeds.getrandbits(31), q)
 
     def uniform(self, count: int) -> Tensor:
         """[count] draws from [0, 1)."""

@@ -52,8 +52,7 @@ class Eagle3(FeatureHead):
         self.hidden_norm = RMSNorm(size, eps, dtype)
         fill(self, head, self._places(head, owns_embedding))
         self.vocab_size = target.vocab_size
-        self.token_ids: Tensor | None
-        self.register_buffer("token_ids", _token_ids(head, own_vocab, target))
+        self.token_ids = _token_ids(head, own_vocab, target)
         self.mask = _mask(head, width, len(embed.weight))
 
     def _places(self, head: Head, owns_embedding: bool) -> dict[str, Place]:

@@ -23,6 +23,7 @@ from tandem.models.feature_head import FeatureHead
 from tandem.request import Notes, Request
 from tandem.runners.head_runner import HeadRunner
 from tandem.scheduler import Decode
+from tandem.verification.judging import Draws
 
 
 class Mask(NamedTuple):
@@ -113,6 +114,15 @@ class FeatureGuesser:
         logits, self._hidden = self.runner.step(*self._level_rows(levels))
         return logits
 
+    def chains(
+        self, logits: Tensor, requests: Sequence[Request], draws: Draws
+    ) -> list[list[int]] | None:
+        queries = [
+            Query(request.blocks, len(request.tokens) - 1, draw.length - 1)
+            for request, draw in zip(requests, draws.chains, strict=True)
+        ]
+        return self.runner.chains(logits, queries, draws, self._hidden)
+
     def _level_rows(self, levels: Sequence[Level]) -> tuple[list[int], Tensor, list[Query]]:
         """Tokens of the new nodes, what their origins handed on, and where they go."""
         tokens = [token for level in levels for token in level.tokens[-level.new :]]
@@ -152,6 +162,11 @@ class ParallelGuesser(FeatureGuesser):
             hidden, masks = self.mask.features.expand(rows, -1), [self.mask.token] * rows
             self._masked, _ = self.runner.step(masks, hidden, queries, fused=False)
         return ready, logits
+
+    def chains(
+        self, logits: Tensor, requests: Sequence[Request], draws: Draws
+    ) -> list[list[int]] | None:
+        return None
 
     def extend(self, levels: Sequence[Level]) -> Tensor:
         """The next place's guesses, whatever the nodes are."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from tandem.drafting import Computed
 from tandem.request import Notes, Request
 from tandem.scheduler import Decode
+from tandem.verification.judging import Draws
 
 
 class LastHidden(nn.Module):
@@ -24,6 +25,11 @@ class LastHidden(nn.Module):
     def absorb(self, computed: Sequence[Computed], features: Tensor) -> None:
         for one in computed:
             self._hidden[one.request] = features[one.rows[-1]].clone()
+
+    def chains(
+        self, logits: Tensor, requests: Sequence[Request], draws: Draws
+    ) -> list[list[int]] | None:
+        return None
 
     def keep(self, request: Request, nodes: int) -> None:
         pass

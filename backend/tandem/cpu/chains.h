@@ -1,0 +1,119 @@
+// Chains of draft tokens: each token is drawn behind the one before it, with a pass between two.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "pass.h"
+#include "sampling.h"
+
+namespace {
+
+// A chain that still grows, and its row in the last pass.
+struct Growing {
+  int chain, row;
+};
+
+// A model's weights as shares over the target's vocabulary.
+void spread_shares(const std::vector<float>& weights, double whole, const Chains& chains,
+                   const int64_t* ids, float* q) {
+  const float share = float(1 / whole);
+  if (ids) std::fill_n(q, chains.vocabulary, 0.0f);
+  for (size_t i = 0; i < weights.size(); ++i) q[ids ? ids[i] : int64_t(i)] = weights[i] * share;
+}
+
+// The chain's next token, of logits [vocabulary]; ids: what the model's own tokens are to the target.
+int64_t draw_chained(const Chains& chains, const Chain& chain, const float* logits, int vocabulary,
+                     const int64_t* ids, uint64_t key, float* q, Draws& draws) {
+  const auto named = [&](int token) { return ids ? ids[token] : token; };
+  if (chain.noise == kGreedy) return named(best_of(logits, vocabulary));
+  draws.scores.resize(vocabulary);
+  limit_row(logits, vocabulary, chain.limits, draws, draws.scores.data());
+  if (chain.noise == kKeyed)
+    return named(draw_by_key(draws.scores.data(), vocabulary, key, draws, ids));
+  if (!weigh(draws.scores.data(), vocabulary, draws.weights)) {  // such a q is never followed
+    std::fill_n(q, chains.vocabulary, std::numeric_limits<float>::quiet_NaN());
+    return named(0);
+  }
+  const double whole = sum_blocks(draws);
+  spread_shares(draws.weights, whole, chains, ids, q);
+  return named(find_by_sum(draws, uniform(key, 1) * whole));
+}
+
+// Of all that grow, within a parallel region.
+void draw_all(const Chains& chains, const std::vector<Growing>& growing, int depth,
+              const float* logits, int vocabulary, const int64_t* ids, Space& space) {
+  space.team.each_uneven(int(growing.size()), [&](int i) {
+    const int index = growing[i].chain;
+    const size_t at = index * size_t(chains.longest) + depth;
+    const Chain& chain = chains.chain[index];
+    const uint64_t key = chain.noise == kKeyed ? chains.keys[at] : key_of(chains.seed, at);
+    float* q = chain.q_row < 0 ? nullptr : chains.q + (chain.q_row + depth) * size_t(chains.vocabulary);
+    chains.tokens[at] = draw_chained(chains, chain, logits + i * size_t(vocabulary), vocabulary, ids,
+                                     key, q, space.draws[omp_get_thread_num()]);
+  });
+}
+
+// A pass over one new token of each chain that grows.
+struct Feed {
+  std::vector<int64_t> tokens;
+  std::vector<Query> queries;
+  std::vector<int32_t> pick;
+  std::vector<float> given, made;  // hidden states that a head takes, and those that it gives
+
+  // The chains' tokens at `depth - 1`.
+  void fill(const Chains& chains, std::vector<Growing>& growing, int depth, size_t width) {
+    tokens.clear(), queries.clear(), pick.clear(), given.clear();
+    for (Growing& one : growing) {
+      const Chain& chain = chains.chain[one.chain];
+      tokens.push_back(chains.tokens[one.chain * size_t(chains.longest) + depth - 1]);
+      queries.push_back({chain.blocks, chain.start + depth - 1, 0, 1, -1});
+      if (chains.states)
+        given.insert(given.end(), &made[one.row * width], &made[one.row * width] + width);
+      one.row = int(pick.size());
+      pick.push_back(one.row);
+    }
+  }
+
+  Step step(const Model& model, const Chains& chains, float* logits) {
+    Step step{};
+    step.rows = step.queries = step.picked = int(tokens.size());
+    step.tokens = tokens.data();
+    step.query = queries.data();
+    step.blocks = chains.blocks;
+    step.pick = pick.data();
+    step.logits = logits;
+    if (!chains.states) return step;
+    step.states = given.data();
+    step.fused = 1;
+    step.taps = !model.entry.norm_output;
+    step.tap = &model.layers;
+    (model.entry.norm_output ? step.normed : step.tapped) = made.data();
+    return step;
+  }
+};
+
+template <class W>
+void grow(const Model& model, const Chains& chains, Space& space) {
+  Feed feed;
+  std::vector<Growing> growing;
+  const size_t width = model.hidden;
+  for (int i = 0; i < chains.count; ++i) growing.push_back({i, i});
+  if (chains.states) feed.made.assign(chains.states, chains.states + chains.count * width);
+  space.draws.resize(model.threads);
+#pragma omp parallel num_threads(model.threads)
+  draw_all(chains, growing, 0, chains.logits, chains.vocabulary, nullptr, space);
+  for (int depth = 1; depth < chains.longest; ++depth) {
+    const auto ends = [&](Growing one) { return chains.chain[one.chain].length <= depth; };
+    growing.erase(std::remove_if(growing.begin(), growing.end(), ends), growing.end());
+    feed.fill(chains, growing, depth, width);
+    space.logits.resize(growing.size() * model.head.rows);
+    const Step step = feed.step(model, chains, space.logits.data());
+    forward<W>(model, step, space, [&] {
+      draw_all(chains, growing, depth, step.logits, model.head.rows, chains.ids, space);
+    });
+  }
+}
+
+}  // namespace
