@@ -89,6 +89,7 @@ def by_whim(engine, seed):
 
 
 def _by_clock(engine, clock, dearest):
-    engine.proposer.costs = RoundCosts({1: 1.0, 4096: dearest})
+    costs = RoundCosts({1: 1.0, 4096: dearest})
+    engine.proposer.costs = engine.proposer._chooser._costs = costs
     engine.proposer._clock = clock
     return engine

@@ -5,12 +5,13 @@ import itertools
 import numpy as np
 import pytest
 
-from tandem.drafting.costs import EXPLORING, RoundCosts, Times, profile
+from tandem.drafting.costs import EXPLORING, FIRST_PROBES, RoundCosts, Times, profile
 from tandem.drafting.gains import PRIOR, Gains
 from tandem.drafting.lengths import Option, best_lengths, outlook
 
 FLAT = RoundCosts({1: 1.0, 64: 1.0})
 STEEP = RoundCosts({1: 1.0, 64: 64.0})
+FREE = [0.0] * 20  # a model's draft
 COUNT = 4  # tokens of the drafts that gains are learnt from
 
 
@@ -23,7 +24,13 @@ def options(*chances, by_model=(), longest=8):
 
 def lengths_of(costs, *chances, by_model=()):
     some = options(*chances, by_model=by_model)
-    return best_lengths(costs.passes(100), costs.level(max(1, len(by_model))), some).lengths
+    drafts = costs.drafts(max(1, len(by_model)), 8)
+    return best_lengths(costs.rounds(100), drafts, some).lengths
+
+
+def line(level, longest=8):
+    """Seconds of drafts whose levels all take as long."""
+    return [level * count for count in range(longest + 1)]
 
 
 def learn(gains, request, times, tried, kept):
@@ -70,7 +77,8 @@ def test_what_is_known_of_a_request_fades_while_nothing_is_drafted():
     gains, request, other = Gains(2), {}, {}
     learn(gains, other, 400, 2, [1, 2])
     assert learn(gains, request, 60, 2, [])[0] < 0.45
-    assert learn(gains, request, 200, 0, [])[0] > 0.8
+    gains.fade(request, 200)
+    assert gains.expected(request, COUNT)[0] > 0.8
 
 
 def test_gains_never_rise():
@@ -121,15 +129,16 @@ def test_more_rows_are_never_quicker():
     assert (np.diff(times.at(np.arange(1, 100))) >= 0).all()
 
 
-def test_exploring_takes_a_small_share_of_the_time():
+def test_exploring_takes_a_small_share_of_the_time_but_at_first():
     costs = RoundCosts({1: 1.0, 64: 2.0})
-    spent = 0.0
-    for _ in range(1000):
+    probed = []
+    for now in range(2000):
         if costs.may_explore:
             costs.explored(3.0)
-            spent += 3.0
+            probed.append(now)
         costs.observe_pass(1, 1.0)
-    assert 0 < spent <= EXPLORING * 1000 + 3
+    assert probed[:FIRST_PROBES] == list(range(FIRST_PROBES))
+    assert 0 < 3.0 * (len(probed) - FIRST_PROBES) <= EXPLORING * 2000 + 3
 
 
 def test_free_rows_are_filled_and_dear_ones_are_not():
@@ -145,7 +154,7 @@ def test_each_request_gets_what_its_chances_are_worth():
 def test_a_models_levels_are_paid_once_for_all_requests():
     costs = RoundCosts({1: 1.0, 64: 1.2})
     costs.observe_draft(1, 1, 0.7, 1)
-    assert lengths_of(costs, 0.6, by_model=[0]) == [0]
+    assert lengths_of(costs, 0.5, by_model=[0]) == [0]
     many = lengths_of(costs, *[0.8] * 8, by_model=range(8))
     assert len(set(many)) == 1
     assert many[0] > 0
@@ -160,8 +169,8 @@ def test_one_request_without_a_lookup_does_not_make_all_others_wait():
 def test_where_there_is_no_token_there_is_no_draft():
     some = [*options(0.9), *options(0.9, longest=3), *options(0.9, longest=0)]
     seconds = FLAT.passes(100)
-    assert best_lengths(seconds, 0.0, some).lengths == [8, 3, 0]
-    assert outlook(seconds, 1, []).rates == [best_lengths(seconds, 0.0, some[2:]).rate] == [1]
+    assert best_lengths(seconds, FREE, some).lengths == [8, 3, 0]
+    assert outlook(seconds, 1, []).rates == [best_lengths(seconds, FREE, some[2:]).rate] == [1]
 
 
 @pytest.mark.parametrize("by_model", [False, True])
@@ -169,9 +178,9 @@ def test_where_there_is_no_token_there_is_no_draft():
 def test_a_request_alone_gets_the_length_of_its_best_rate(chance, by_model):
     costs = RoundCosts({1: 1.0, 64: 9.0})
     (option,) = options(chance, by_model=[0] if by_model else [])
-    seconds, level = costs.passes(20), costs.level(1)
-    plan = best_lengths(seconds, level, [option])
-    alone = outlook(seconds, 1, option.gains, level if by_model else 0.0)
+    seconds, drafts = costs.passes(20), costs.drafts(1, 8)
+    plan = best_lengths(seconds, drafts, [option])
+    alone = outlook(seconds, 1, option.gains, drafts if by_model else None)
     assert plan.rate == pytest.approx(alone.rates[-1])
     assert plan.lengths == alone.lengths[-1:]
 
@@ -199,12 +208,14 @@ def test_with_slack_a_draft_may_be_longer_than_the_best_by_so_much():
 def test_in_a_batch_there_is_no_more_slack_than_for_one_request():
     seconds = RoundCosts({1: 1.0, 64: 20.0}).passes(100)
     some = options(0.8, 0.7, 0.5)
-    best, longer = (best_lengths(seconds, 0.0, some, slack) for slack in (1.0, 0.94))
+    best, longer = (best_lengths(seconds, FREE, some, slack) for slack in (1.0, 0.94))
     assert longer.rate == best.rate
     assert sum(longer.lengths) > sum(best.lengths)
-    assert 0.98 * best.rate < _rate(seconds, 0.0, some, longer.lengths) < best.rate
+    assert 0.98 * best.rate < _rate(seconds, FREE, some, longer.lengths) < best.rate
     with_model = options(0.8, 0.7, 0.5, by_model=[2])
-    assert best_lengths(seconds, 0.1, with_model, 0.94) == best_lengths(seconds, 0.1, with_model)
+    assert best_lengths(seconds, line(0.1), with_model, 0.94) == best_lengths(
+        seconds, line(0.1), with_model
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -216,17 +227,17 @@ def test_no_other_lengths_yield_more(seed):
         for by_model in random.integers(0, 2, 3)
     ]
     seconds = [0.0, *np.cumsum(random.random(30)).tolist()]
-    level = float(random.random())
-    plan = best_lengths(seconds, level, some)
-    assert plan.rate == pytest.approx(_rate(seconds, level, some, plan.lengths))
+    drafts = [0.0, *np.cumsum(random.random(8)).tolist()]
+    plan = best_lengths(seconds, drafts, some)
+    assert plan.rate == pytest.approx(_rate(seconds, drafts, some, plan.lengths))
     for lengths in itertools.product(*(range(len(one.gains) + 1) for one in some)):
-        assert _rate(seconds, level, some, lengths) <= plan.rate + 1e-9
+        assert _rate(seconds, drafts, some, lengths) <= plan.rate + 1e-9
 
 
-def _rate(seconds, level, some, lengths):
+def _rate(seconds, drafts, some, lengths):
     tokens = sum(1 + sum(one.gains[:n]) for one, n in zip(some, lengths, strict=True))
     levels = max(n * one.by_model for one, n in zip(some, lengths, strict=True))
-    return tokens / (seconds[len(some) + sum(lengths)] + level * levels)
+    return tokens / (seconds[len(some) + sum(lengths)] + drafts[levels])
 
 
 def test_what_must_be_read_first_is_told_from_a_level_and_weighs_on_the_rate():
@@ -234,12 +245,12 @@ def test_what_must_be_read_first_is_told_from_a_level_and_weighs_on_the_rate():
     for _ in range(9):
         costs.observe_draft(1, 2, 0.2, 3)
         costs.observe_draft(1, 2, 10.2, 1000)
-    assert costs.level(1) == pytest.approx(0.1)
+    assert costs.drafts(1, 2)[2] == pytest.approx(0.2)
     assert costs.reading(3) == 0
     assert 0 < costs.reading(160) * 10 == pytest.approx(costs.reading(1600))
     seconds, gains = costs.passes(20), options(0.8)[0].gains
-    behind = outlook(seconds, 1, gains, 0.1, costs.reading(1600))
-    assert behind.rates[-1] < outlook(seconds, 1, gains, 0.1).rates[-1]
+    behind = outlook(seconds, 1, gains, line(0.1), costs.reading(1600))
+    assert behind.rates[-1] < outlook(seconds, 1, gains, line(0.1)).rates[-1]
 
 
 def test_what_is_read_is_borne_by_the_drafts_that_come_of_it():
@@ -259,7 +270,7 @@ def test_what_a_round_takes_besides_its_pass_makes_longer_drafts_pay():
     for seconds in [3.0] * 20 + [1000.0]:  # and then there was nothing to do for a while
         costs.observe_between(seconds)
         costs.observe_pass(1, 1.0)
-    assert 4.0 < costs.passes(1)[1] < 5.0
+    assert 4.0 < costs.rounds(1)[1] < 5.0
     assert lengths_of(costs, 0.8)[0] > 5
 
 
@@ -269,22 +280,22 @@ def test_a_draft_must_promise_more_than_none_by_a_margin():
     assert outlook(seconds, 1, gains, margin=1.1).lengths == [0, 0]
     for by_model, length in ((True, 0), (False, 1)):
         some = [Option(gains, by_model)]
-        assert best_lengths(seconds, 0.0, some).lengths == [1]
-        assert best_lengths(seconds, 0.0, some, margin=1.1).lengths == [length]
+        assert best_lengths(seconds, FREE, some).lengths == [1]
+        assert best_lengths(seconds, FREE, some, margin=1.1).lengths == [length]
 
 
 def test_what_a_models_draft_takes_besides_is_paid_by_drafts_alone():
     costs = RoundCosts({1: 1.0, 64: 1.0})
     costs.observe_between(3.0, by_model=True)
-    assert costs.passes(1)[1] == pytest.approx(4.0)  # as long as none went without
+    assert costs.rounds(1)[1] == pytest.approx(4.0)  # as long as none went without
     for _ in range(30):
         costs.observe_between(1.0)
         costs.observe_between(3.0, by_model=True)
     assert costs.besides == pytest.approx(2.0)
-    seconds, some = costs.passes(9), [Option([0.9], True)]
+    seconds, some = costs.rounds(9), [Option([0.9], True)]
     assert seconds[1] == pytest.approx(2.0)
-    assert best_lengths(seconds, 0.0, some).lengths == [1]
-    assert best_lengths(seconds, 0.0, some, besides=costs.besides).lengths == [0]
+    assert best_lengths(seconds, FREE, some).lengths == [1]
+    assert best_lengths(seconds, FREE, some, besides=costs.besides).lengths == [0]
 
 
 def test_a_surprising_pass_is_learnt_at_once():
@@ -299,22 +310,40 @@ def test_a_surprising_pass_is_learnt_at_once():
 
 
 @pytest.mark.parametrize("times", [1.8, 2.5, 4.0])
-def test_what_a_level_takes_for_many_is_learnt_soon(times):
+def test_what_a_draft_takes_for_many_is_learnt_soon(times):
     """It is expected to take as long as for one, for no profile says otherwise."""
     costs = RoundCosts({1: 1.0, 64: 1.0})
     for _ in range(20):
-        costs.level(1)
         costs.observe_draft(1, 2, 2.0, read=0)
     rounds = 0
-    while costs.level(16) < 0.8 * times:
+    while costs.drafts(16, 2)[2] < 2 * 0.8 * times:
         costs.observe_draft(16, 2, 2 * times, read=0)
         rounds += 1
     assert rounds <= 60
 
 
-def test_a_level_that_grows_little_by_little_is_learnt_too():
+def test_a_draft_that_grows_slower_little_by_little_is_noticed():
     costs = RoundCosts({1: 1.0, 64: 1.0})
     for seconds in [1.0] * 20 + [1.1] * 400:
-        costs.level(1)
         costs.observe_draft(1, 1, seconds, read=0)
-    assert costs.level(1) > 1.08
+    assert costs.drafts(1, 1)[1] > 1.08
+
+
+@pytest.mark.parametrize(("begin", "level"), [(0.3, 0.1), (0.1, 0.1), (0.0, 0.1), (1.0, 0.05)])
+def test_what_begins_a_draft_is_told_from_its_levels(begin, level):
+    """By drafts of many lengths; nothing is known of them at first."""
+    costs, random = RoundCosts({1: 1.0, 64: 1.0}), np.random.default_rng(1)
+    for levels in random.integers(1, 9, 600).tolist():
+        costs.observe_draft(1, levels, begin + level * levels, read=0)
+    due = [begin + level * count for count in range(1, 9)]
+    assert costs.drafts(1, 8)[1:9] == pytest.approx(due, rel=0.2)
+
+
+def test_a_longer_draft_is_expected_to_begin_but_once():
+    costs = RoundCosts({1: 1.0, 64: 1.0})
+    for _ in range(20):
+        costs.observe_draft(1, 2, 1.0, read=0)
+    found = costs.drafts(1, 8)
+    assert found[0] == 0
+    assert found[2] == pytest.approx(1.0)
+    assert 1.3 < found[4] < 1.9

@@ -9,9 +9,11 @@ import torch
 
 from tandem import SamplingParams
 from tandem.drafting import Computed, Draft, NoProposer, Verdict
+from tandem.drafting.choosing import Method
 from tandem.drafting.held import MOST_ROWS, HeldStates
-from tandem.drafting.mixture import FIRST_REST, Method, MixtureProposer
+from tandem.drafting.mixture import MixtureProposer
 from tandem.drafting.parts import Part
+from tandem.drafting.resting import FIRST_REST
 from tandem.drafting.tree import Node, TreeProposer, _Tree
 from tandem.scheduler import Decode
 from tests.engine.builders import make_request
@@ -190,7 +192,7 @@ def test_a_model_that_is_tried_now_and_then_is_not_tried_for_who_named_a_lookup(
     assert guesses["model"].asked > 0
 
 
-@pytest.mark.parametrize(("chance", "rests"), [(0.45, True), (0.95, False)])
+@pytest.mark.parametrize(("chance", "rests"), [(0.4, True), (0.95, False)])
 def test_where_a_model_hardly_pays_some_rounds_go_without_it(chance, rests):
     """What they take is not known otherwise."""
     world = World()
@@ -206,7 +208,7 @@ def test_where_a_model_hardly_pays_some_rounds_go_without_it(chance, rests):
 
 def test_the_first_rests_behind_a_pause_come_soon():
     world = World()
-    model = Guess(world, 0.45, level_s=0.1)
+    model = Guess(world, 0.4, level_s=0.1)
     mixture = MixtureProposer(
         [Method("model", model, False)], LONGEST, world.costs(), clock=world.clock
     )

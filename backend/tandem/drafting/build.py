@@ -11,6 +11,7 @@ from tandem.config import HEADS, EngineConfig
 from tandem.cpu.linear import use_kernels
 from tandem.drafting import NoProposer, Proposer
 from tandem.drafting.chain import ChainProposer
+from tandem.drafting.choosing import Method
 from tandem.drafting.costs import RoundCosts
 from tandem.drafting.draft_model import DraftModel
 from tandem.drafting.heads.checkpoint import Head, read_head
@@ -22,7 +23,7 @@ from tandem.drafting.heads.mlp_speculator import MlpSpeculator
 from tandem.drafting.heads.modules import ModulesGuesser
 from tandem.drafting.heads.mtp import Mtp, count_modules
 from tandem.drafting.heads.target import target_tables
-from tandem.drafting.mixture import Method, MixtureProposer
+from tandem.drafting.mixture import MixtureProposer
 from tandem.drafting.ngram import NgramProposer
 from tandem.drafting.steps import Guesser
 from tandem.drafting.suffix import SuffixProposer

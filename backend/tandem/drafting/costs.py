@@ -12,14 +12,18 @@ from numpy.typing import ArrayLike, NDArray
 
 MEMORY = 0.8  # of a moving average
 A_ROW = 0.05  # of a one-row pass, that a further row is expected to add where nothing is known
-A_LEVEL = 0.1  # of a pass, that a level of a model's draft is expected to take
+A_LEVEL = 0.05  # of a pass, that a level of a model's draft is expected to take, and...
+BEGINNING = 2.0  # ... levels, that it takes to begin one
 OUTLIER = 2.0  # times what is known: the round may have read a prompt too, and counts for less
 OF_AN_OUTLIER = 0.02
 NEAR = 0.25  # of what is learnt of a size, for half of it and twice as much
 LEARN_EVERY = 16  # rounds: what takes long changes slowly, ...
 SURPRISING = 0.15  # ... but what differs by so much from what was expected is learnt at once
-EXPLORING = 0.002  # of all time may go into drafts that are not expected to pay
+BETWEEN_MOVED = 0.05  # of what rounds take between their passes, that is worth another sum
+EXPLORING = 0.002  # of all time may go into drafts that are not expected to pay, ...
+FIRST_PROBES = 8  # ... but for the first: what was known before anything was tried says little
 READ_ALONG = 16  # tokens of a request that a draft reads in passing
+LEVELS_MEMORY = 0.95  # as MEMORY, of how drafts grow with their levels: that changes but slowly
 BORNE_BY = 16.0  # drafts that pay for what a model had to read, before that is known
 OLD_READINGS = 0.98  # what they count for after a new one
 SIZES = np.array([*range(1, 18), *(part << up for up in range(3, 12) for part in (3, 4))], float)
@@ -51,7 +55,8 @@ class Times:
     """Seconds by size, on SIZES; between them a line. Without a profile all sizes are expected to
     take as long as the first one seen: where that is wrong, trying shows it."""
 
-    def __init__(self, known: Mapping[int, float] | None = None) -> None:
+    def __init__(self, known: Mapping[int, float] | None = None, memory: float = MEMORY) -> None:
+        self._memory = memory
         self._seconds = np.ones(len(SIZES))
         self._measured = bool(known)
         if known:
@@ -69,7 +74,7 @@ class Times:
         """It took so long: the nearer a size, the more is learnt about it."""
         ratio = seconds / float(self.at(size))
         if self._measured:
-            weight = 1 - MEMORY if ratio < OUTLIER else OF_AN_OUTLIER
+            weight = 1 - self._memory if ratio < OUTLIER else OF_AN_OUTLIER
             near = NEAR ** np.abs(LOG_SIZES - math.log2(size))
             self._seconds *= min(ratio, OUTLIER) ** (weight * near)
         else:
@@ -77,20 +82,54 @@ class Times:
         self._measured = True
 
 
+class DraftTimes:
+    """Seconds of a model's drafts: by how many requests it drafts for, times a curve by levels. It
+    begins as a line; what beginning a draft takes is not told apart."""
+
+    def __init__(self) -> None:
+        self._by_requests = Times()
+        self._by_levels = Times({1: BEGINNING + 1, 2: BEGINNING + 2}, LEVELS_MEMORY)
+        self._known: dict[int, list[float]] = {}
+        """By requests and levels, as far as it was asked for."""
+        self._drawn = 0
+        """Drafts whose time was seen."""
+
+    def of(self, requests: int, most: int) -> list[float]:
+        """Seconds expected of drafts of 0 to at least `most` levels."""
+        found = self._known.get(requests)
+        if found is None or most >= len(found):
+            levels = self._by_levels.at(np.arange(most + 1))
+            levels[0] = 0.0
+            found = self._known[requests] = (levels * self._by_requests.at(requests)).tolist()
+        return found
+
+    def observe(self, requests: int, levels: int, seconds: float) -> None:
+        """As passes are learnt; but no profile has been made, so that whatever surprises counts."""
+        self._drawn += 1
+        if self._drawn > 1:
+            expected = self.of(requests, levels)[levels]
+            near = abs(seconds - expected) <= SURPRISING * expected
+            if near and self._drawn % LEARN_EVERY:
+                return
+        by_requests, by_levels = self._by_requests.at(requests), self._by_levels.at(levels)
+        self._by_requests.observe(requests, seconds / float(by_levels))
+        if self._drawn > 1:
+            self._by_levels.observe(levels, seconds / float(by_requests))
+        self._known = {}
+
+
 class RoundCosts:
-    """Seconds of a round by the rows of its target pass, and of each level of a model's draft by
-    how many requests it drafts for."""
+    """Seconds of a round by the rows of its target pass, and of a model's draft."""
 
     def __init__(self, passes: Mapping[int, float] | None = None) -> None:
         """passes: seconds of passes over so many rows, from a profile."""
         self._passes = Times(passes)
         self._by_rows: list[float] = []
-        """`_passes` by whole rows, as far as they were asked for."""
-        self._levels: Times | None = None
-        self._by_requests: dict[int, float] = {}
-        """`_levels`, as far as it was asked for."""
-        self._drawn = 0
-        """Drafts whose time was seen."""
+        """`_passes` by whole rows, as far as they were asked for, and..."""
+        self._by_round: list[float] = []
+        self._between_then = 0.0
+        """... with what rounds took between them then."""
+        self._drafted: DraftTimes | None = None
         self._reading: float | None = None
         """Seconds a token that the model reads."""
         self._readings, self._drafts = 1.0, BORNE_BY
@@ -102,6 +141,7 @@ class RoundCosts:
         self._rounds = 0
         self._elapsed = 0.0
         self._explored = 0.0
+        self._probes = 0
 
     def observe_pass(self, rows: int, seconds: float) -> None:
         """A pass over so many rows took so long."""
@@ -109,14 +149,14 @@ class RoundCosts:
         self._rounds += 1
         if seconds > 0 and not self._may_skip_pass(rows, seconds):
             self._passes.observe(rows, seconds)
-            self._by_rows = []
+            self._by_rows, self._by_round = [], []
 
     def _may_skip_pass(self, rows: int, seconds: float) -> bool:
         """Whether this time need not be learnt: it is near what is known, or so far off that it
         means nothing; each LEARN_EVERY-th round is learnt from all the same."""
-        if self._rounds % LEARN_EVERY == 0 or rows >= len(self._by_rows):
+        if self._rounds % LEARN_EVERY == 0:
             return False
-        expected = self._by_rows[rows] - self.between
+        expected = self.passes(rows)[rows]
         return not SURPRISING * expected < abs(seconds - expected) < (OUTLIER - 1) * expected
 
     def observe_between(self, seconds: float, by_model: bool = False) -> None:
@@ -137,36 +177,37 @@ class RoundCosts:
         if read > READ_ALONG * requests:
             self._readings = OLD_READINGS**requests * self._readings + requests
             self._drafts *= OLD_READINGS**requests
-            reading = max(0.0, seconds - levels * self.level(requests))
+            reading = max(0.0, seconds - self.drafts(requests, levels)[levels])
             self._reading = averaged(self._reading, reading / read)
         elif seconds > 0:
-            self._observe_level(requests, seconds / levels)
-
-    def _observe_level(self, requests: int, seconds: float) -> None:
-        """As passes are learnt; but no profile has been made, so that whatever surprises counts."""
-        self._drawn += 1
-        expected = self._by_requests.get(requests)
-        near = expected is not None and abs(seconds - expected) <= SURPRISING * expected
-        if near and self._drawn % LEARN_EVERY:
-            return
-        self._levels = self._levels or Times()
-        self._levels.observe(requests, seconds)
-        self._by_requests = {}
+            self._drafted = self._drafted or DraftTimes()
+            self._drafted.observe(requests, levels, seconds)
 
     @property
     def may_explore(self) -> bool:
         """Whether there is time for a draft that is not expected to pay."""
-        return self._explored <= EXPLORING * self._elapsed
+        return self._probes < FIRST_PROBES or self._explored <= EXPLORING * self._elapsed
 
     def explored(self, seconds: float) -> None:
         """So much went into such a draft."""
-        self._explored += seconds
+        self._probes += 1
+        if self._probes > FIRST_PROBES:
+            self._explored += seconds
 
     def passes(self, most: int) -> list[float]:
-        """Seconds expected of rounds whose passes have 0 to at least `most` rows."""
+        """Seconds expected of passes over 0 to at least `most` rows."""
         if most >= len(self._by_rows):
-            self._by_rows = (self._passes.at(np.arange(most + 1)) + self.between).tolist()
+            self._by_rows = self._passes.at(np.arange(most + 1)).tolist()
         return self._by_rows
+
+    def rounds(self, most: int) -> list[float]:
+        """The same of rounds with such passes, without a model's draft."""
+        between = self.between
+        moved = abs(between - self._between_then) > BETWEEN_MOVED * between
+        if moved or most >= len(self._by_round):
+            self._by_round = [seconds + between for seconds in self.passes(most)]
+            self._between_then = between
+        return self._by_round
 
     @property
     def between(self) -> float:
@@ -186,13 +227,13 @@ class RoundCosts:
             return 0.0
         return tokens * self._reading * self._readings / self._drafts
 
-    def level(self, requests: int) -> float:
-        """Seconds expected of each level of a model's draft for so many requests."""
-        if self._levels is None:
-            return A_LEVEL * self.passes(requests)[requests]
-        if requests not in self._by_requests:
-            self._by_requests[requests] = float(self._levels.at(requests))
-        return self._by_requests[requests]
+    def drafts(self, requests: int, most: int) -> list[float]:
+        """Seconds expected of a model's drafts of 0 to at least `most` levels for so many
+        requests."""
+        if self._drafted is None:
+            level = A_LEVEL * self.passes(requests)[requests]
+            return [0.0, *(level * (BEGINNING + count) for count in range(1, most + 1))]
+        return self._drafted.of(requests, most)
 
 
 def _slope(sizes: NDArray[np.float64], seconds: NDArray[np.float64]) -> float:

@@ -34,12 +34,20 @@ class _Record:
         self.drafts = 0
         """Learnt from, those that have faded too."""
 
+    def fade(self, rounds: int) -> None:
+        """So many had no draft."""
+        self._weight /= UNUSED**rounds
+        self._keep_small()
+
     def update(self, tried: int, kept: Collection[int]) -> None:
-        self._weight /= self._memory if tried else UNUSED
+        self._weight /= self._memory
         self.drafts += 1
         self._ends[tried] += self._weight
         for place in kept:
             self._kept[place - 1] += self._weight
+        self._keep_small()
+
+    def _keep_small(self) -> None:
         if self._weight > HEAVIEST:
             self._ends = [count / self._weight for count in self._ends]
             self._kept = [count / self._weight for count in self._kept]
@@ -120,13 +128,16 @@ class Gains:
         return own[size].expected(usual) if size in own else usual
 
     def learn(self, own: Records, count: int, tried: int, kept: Collection[int]) -> None:
-        """Of a draft of `count` tokens the first `tried` were judged (none: nothing was drafted),
-        and those at the places `kept` (1 is the first) were right."""
+        """Of a draft of `count` tokens the first `tried` were judged, and those at the places
+        `kept` (1 is the first) were right."""
         size = self.size(count)
-        if tried:
-            for records, memory in ((own, OF_A_REQUEST), (self._all, OF_A_METHOD)):
-                if size not in records:
-                    records[size] = _Record(self._longest, memory)
-                records[size].update(tried, kept)
-        elif size in own:
-            own[size].update(0, ())
+        for records, memory in ((own, OF_A_REQUEST), (self._all, OF_A_METHOD)):
+            if size not in records:
+                records[size] = _Record(self._longest, memory)
+            records[size].update(tried, kept)
+
+    @staticmethod
+    def fade(own: Records, rounds: int) -> None:
+        """In so many rounds nothing was drafted for the request."""
+        for record in own.values():
+            record.fade(rounds)

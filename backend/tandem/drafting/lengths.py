@@ -31,7 +31,7 @@ class Option(NamedTuple):
     gains: list[float]
     """As in `Outlook`."""
     by_model: bool
-    """Each token costs a level of the model's draft too, not only its row of the pass."""
+    """Its tokens cost levels of the model's draft too, not only rows of the pass."""
 
 
 class Plan(NamedTuple):
@@ -47,22 +47,24 @@ def outlook(
     seconds: list[float],
     batch: int,
     gains: list[float],
-    level: float = 0.0,
-    reading: float = 0.0,
+    drafts: Sequence[float] | None = None,
+    once: float = 0.0,
     slack: float = 1.0,
     margin: float = 1.0,
 ) -> Outlook:
-    """seconds: of rounds by the rows of their passes; level: of each of a model's levels, for the
-    whole batch; reading: that the model needs to catch up with the texts, spread over the drafts
-    to come, and for whatever else comes but once a draft; slack: share of the best rate that is
-    enough for a longer draft; margin: times the rate of none, that a draft must promise."""
+    """seconds: of rounds by the rows of their passes; drafts: of a model's draft for the whole
+    batch, by its levels; once: that the model needs to catch up with the texts, spread over the
+    drafts to come, and for whatever else comes with a draft of any length; slack: share of the best
+    rate that is enough for a longer draft; margin: times the rate of none, that a draft must
+    promise."""
     best, length, tokens = 1 / seconds[batch], 0, 1.0
     lengths, rates = [0], [best]
-    rows, drafting = batch, reading
+    rows, drafting = batch, once
     for count, gain in enumerate(gains, 1):
         tokens += gain
         rows += batch
-        drafting += level
+        if drafts is not None:
+            drafting = once + drafts[count]
         rate = tokens / (seconds[rows] + drafting)
         if rate > (best if length else margin * best):
             best, length = rate, count
@@ -75,13 +77,13 @@ def outlook(
 
 def best_lengths(
     seconds: list[float],
-    level: float,
+    drafts: Sequence[float],
     options: Sequence[Option],
     slack: float = 1.0,
     besides: float = 0.0,
     margin: float = 1.0,
 ) -> Plan:
-    """The lengths of all requests' drafts that should yield most; seconds, level and slack as in
+    """The lengths of all requests' drafts that should yield most; seconds, drafts and slack as in
     `outlook`, but slack where no model drafts, and no more of it than for one request. besides:
     seconds that a model's draft takes, however long it is; margin: times the rate of none, that it
     must promise.
@@ -90,39 +92,40 @@ def best_lengths(
     of their gains for as long as that raises the rate of the step.
     """
     batch = len(options)
-    counts = [len(option.gains) for option in options]
     gains = np.array([gain for option in options for gain in option.gains])
     order = np.argsort(-gains, kind="stable")
-    gains, owners = gains[order], np.repeat(np.arange(batch), counts)[order]
-    if not any(option.by_model for option in options):
-        return _taken(seconds, 0.0, gains, owners, batch, 1 - (1 - slack) / batch)
     places = [
         place * option.by_model for option in options for place in range(1, 1 + len(option.gains))
     ]
     levels = np.array(places, np.int64)[order]
+    depths = np.unique([0, *places])
+    drafting = np.array(drafts)[depths] + besides * (depths > 0)
+    near = levels <= depths[:, None]  # a row for each number of levels
+    rates = _rates(seconds, drafting, gains[order], near, batch)
+    best = rates.argmax()
+    row, end = divmod(int(best), rates.shape[1])
+    if row and rates.flat[best] <= margin * rates[0].max():
+        row, end = 0, int(rates[0].argmax())
+    rate = float(rates[row, end])
+    if len(depths) == 1:  # no model drafts
+        end = int(np.flatnonzero(rates[0] >= (1 - (1 - slack) / batch) * rate)[-1])
+    owners = np.repeat(np.arange(batch), [len(option.gains) for option in options])[order]
+    taken = owners[:end][near[row, :end]]
+    return Plan(np.bincount(taken, minlength=batch).tolist(), rate)
 
-    def plan(depth: int) -> Plan:
-        near = levels <= depth
-        drafting = besides + level * depth if depth else 0.0
-        return _taken(seconds, drafting, gains[near], owners[near], batch)
 
-    without = plan(0)
-    best = max(map(plan, {*places} - {0}), key=lambda one: one.rate, default=without)
-    return best if best.rate > margin * without.rate else without
-
-
-def _taken(
+def _rates(
     seconds: list[float],
-    drafting: float,
+    drafting: NDArray[np.float64],
     gains: NDArray[np.float64],
-    owners: NDArray[np.int64],
+    near: NDArray[np.bool_],
     batch: int,
-    slack: float = 1.0,
-) -> Plan:
-    """How many of these tokens to take, the first ones first. owners: whose each of them is."""
-    tokens = np.empty(1 + len(gains))
-    tokens[0], tokens[1:] = batch, gains
-    rates = tokens.cumsum() / (np.array(seconds[batch : batch + len(tokens)]) + drafting)
-    best = float(rates.max())
-    end = int(np.flatnonzero(rates >= slack * best)[-1])
-    return Plan(np.bincount(owners[:end], minlength=batch).tolist(), best)
+) -> NDArray[np.float64]:
+    """[D, 1 + N] tokens a second where of N tokens the first 0, 1, 2, ... are taken, as far as they
+    are `near` [D, N]. drafting [D]: seconds of the model's draft then."""
+    tokens = np.full((len(near), 1 + len(gains)), float(batch))
+    tokens[:, 1:] += (gains * near).cumsum(1)
+    rows = np.full(tokens.shape, batch)
+    rows[:, 1:] += near.cumsum(1)
+    found: NDArray[np.float64] = tokens / (np.array(seconds)[rows] + drafting[:, None])
+    return found

@@ -17,38 +17,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from torch import Tensor
 
 from tandem.drafting import Computed, Draft, Proposer, Verdict
+from tandem.drafting.choosing import Chooser, Method
 from tandem.drafting.costs import READ_ALONG, RoundCosts
-from tandem.drafting.gains import Gains
 from tandem.drafting.held import HeldStates
-from tandem.drafting.lengths import Option, Outlook, Plan, best_lengths, outlook
 from tandem.drafting.parts import NOTHING, Part, joined, part_of
-from tandem.drafting.remembered import PLANNED_FOR, Choice, Judged, Known
+from tandem.drafting.remembered import PLANNED_FOR, Agenda, Judged, Known
+from tandem.drafting.resting import Rests
 from tandem.request import Notes, Request
 from tandem.scheduler import Decode
 
 PROBE = 2  # tokens of a draft that is not expected to pay
-# Times the rate of others, and of none, that a model must promise: the best of several estimates is
-# on average too good, planning takes time too, and where it was wrong a model costs more than a
-# lookup.
-MARGIN = 1.1
-CLOSE = 1.3  # times the rate of plain decoding, and less
-FIRST_REST = 7  # rounds before the first rest: what was known before the drafts may be old
-REST_EVERY = 61  # rounds, later; no multiple of PLANNED_FOR: then all rests would precede a plan
-SLACK = 0.95  # of the best rate is enough for a lookup to draft as far as it wants: it has seen the
-# match, and what is drafted teaches more
-
-
-class Method(NamedTuple):
-    """One of the mixture."""
-
-    name: str
-    proposer: Proposer
-    is_lookup: bool
 
 
 class MixtureProposer(Proposer):
@@ -71,15 +53,10 @@ class MixtureProposer(Proposer):
         self._held = HeldStates(self.model.proposer, shares_prefixes) if self.model else None
         self.longest = longest
         self._methods = [*self.lookups, *([self.model] if self.model else [])]
-        self._longest_by_model = min(longest, self.model.proposer.longest) if self.model else 0
-        self._gains = [Gains(longest) for _ in self._methods]
+        self._chooser = Chooser(self._methods, longest, costs, self._unread)
+        self._rests = Rests()
         self._requests = Notes[Known]()
-        self._judged: list[Judged] = []
-        """What is still to be learnt."""
-        self._planned: Plan | None = None
-        self._planned_until = 0
-        self._asked: list[tuple[Request, int]] = []
-        """By whom, and how much, when it was planned."""
+        self._agenda: Agenda | None = None
         self._rounds = 0
         self._first = ""
         """Of the last round's requests. Where it goes on, nothing was waited for in between."""
@@ -87,10 +64,6 @@ class MixtureProposer(Proposer):
         """Of the last pass."""
         self._by_model = False
         """Whether the model drafted in it."""
-        self._rests_at, self._rest_every = FIRST_REST, FIRST_REST
-        """The round to be left without a draft, and how many come before the next one."""
-        self._last_planned = 0
-        """The last round for which a draft of the model's was planned."""
         self._proposed_at = 0.0
         self._observed_at: float | None = None
         """None: the round's pass is under way."""
@@ -101,32 +74,50 @@ class MixtureProposer(Proposer):
         if not decodes:
             return Draft([])
         self._rounds += 1
+        agenda = self._agenda = self._agenda_of(decodes)
+        self._observe_between(decodes[0].request.id)
+        planned = any(agenda.asked)
+        resting = planned and self._rests.due(self._rounds, agenda.promised)
+        parts = self._found(agenda, resting)
+        q, self._by_model = None, False
+        if planned and not resting:
+            q = self._draft(agenda, agenda.asked, parts)
+        elif self.model is not None and not resting and self.costs.may_explore:
+            q = self._probe(agenda, parts)
+        self._rows = len(parts) + sum([len(part.tokens) for part in parts])
+        self._proposed_at, self._observed_at = self._clock(), None
+        drawn = None
+        if q is not None:
+            drawn = [known.taken >= len(self.lookups) for known in agenda.requests]
+        return joined(parts, q, drawn)
+
+    def _agenda_of(self, decodes: Sequence[Decode]) -> Agenda:
+        agenda = self._agenda
+        if agenda is None or self._rounds >= agenda.until or len(agenda.decodes) != len(decodes):
+            return self._make_agenda(decodes)
+        if agenda.decodes == decodes:
+            return agenda
+        pairs = zip(agenda.decodes, decodes, strict=True)
+        if any(old.request is not new.request for old, new in pairs):
+            return self._make_agenda(decodes)
+        return agenda.cut(decodes)
+
+    def _make_agenda(self, decodes: Sequence[Decode]) -> Agenda:
+        """Holds for some rounds, but not with lookups, whose finds change from round to round."""
         requests = [self._known(decode.request) for decode in decodes]
         self._look_up(decodes, requests)
         choices = [
-            self._choose(decode, known, len(decodes))
+            self._chooser.choose(decode, known, len(decodes), self._rounds)
             for decode, known in zip(decodes, requests, strict=True)
         ]
-        plan = self._plan(decodes, choices)
-        self._observe_between(decodes[0].request.id)
-        by_model = any(choice.option.by_model for choice in choices)
-        resting = by_model and self._rests(plan)
-        if resting:
-            plan = Plan([0] * len(decodes), plan.rate)
-        parts = [
-            known.found[choice.place].cut(length) if choice.place < len(known.found) else NOTHING
-            for known, choice, length in zip(requests, choices, plan.lengths, strict=True)
-        ]
-        q, self._by_model = None, False
-        if self.model is not None and not resting and (by_model or self.costs.may_explore):
-            planned = list(zip(choices, plan.lengths, strict=True))
-            asked = [length * choice.option.by_model for choice, length in planned]
-            waived = [sum(choice.option.gains[:n]) / plan.rate for choice, n in planned]
-            q = self._draft(self.model, decodes, asked, parts, waived)
-        self._rows = len(parts) + sum([len(part.tokens) for part in parts])
-        self._proposed_at, self._observed_at = self._clock(), None
-        drawn = None if q is None else [known.taken >= len(self.lookups) for known in requests]
-        return joined(parts, q, drawn)
+        plan = self._chooser.plan(choices)
+        asked = []
+        for known, choice, length in zip(requests, choices, plan.lengths, strict=True):
+            known.taken = choice.place
+            asked.append(length * choice.option.by_model)
+        batch, until = len(decodes), self._rounds + (0 if self.lookups else PLANNED_FOR)
+        promised = plan.rate * self.costs.rounds(batch)[batch] / batch
+        return Agenda(list(decodes), requests, choices, plan, asked, promised, until)
 
     def _known(self, request: Request) -> Known:
         known = self._requests.get(request)
@@ -143,150 +134,82 @@ class MixtureProposer(Proposer):
         for index, known in enumerate(requests):
             known.found = [part_of(draft, index) for draft in drafts]
 
-    def _choose(self, decode: Decode, known: Known, batch: int) -> Choice:
-        """What should yield most tokens a second, if the whole batch did the same."""
-        if known.until <= self._rounds or known.batch != batch:
-            self._learn()
-            known.begin(batch, self._rounds)
-        key = decode.lookahead, *[len(part.tokens) for part in known.found]
-        choice = known.choices.get(key)
-        if choice is None:
-            choice = known.choices[key] = self._compare(decode, known)
-        known.taken = choice.place
-        return choice
+    @staticmethod
+    def _found(agenda: Agenda, resting: bool) -> list[Part]:
+        """What lookups draft; nothing where the model is to, or where all rest."""
+        if resting or not agenda.requests[0].found:
+            return [NOTHING] * len(agenda.requests)
+        return [
+            known.found[choice.place].cut(length) if choice.place < len(known.found) else NOTHING
+            for known, choice, length in zip(
+                agenda.requests, agenda.choices, agenda.plan.lengths, strict=True
+            )
+        ]
 
-    def _compare(self, decode: Decode, known: Known) -> Choice:
-        """The choice among all methods, or those that the request allows."""
-        best: Choice | None = None
-        for place, method in enumerate(self._methods):
-            if known.only not in (None, place):
-                continue
-            by_model = method is self.model
-            count = self._longest_by_model if by_model else len(known.found[place].tokens)
-            key = place, Gains.size(count)
-            if key not in known.outlooks:
-                known.outlooks[key] = self._look_ahead(place, decode.request, known, count)
-            gains, lengths, rates = known.outlooks[key]
-            count = min(count, decode.lookahead)
-            least = MARGIN if by_model else 1.0
-            if best is None or rates[count] > least * best.rate:
-                option = Option(gains[:count], by_model)
-                best = Choice(place, option, lengths[count], rates[count])
-        assert best is not None
-        return best
-
-    def _look_ahead(self, place: int, request: Request, known: Known, count: int) -> Outlook:
-        """What a draft of about `count` tokens should be worth."""
-        batch = known.batch
-        seconds = self.costs.passes(batch * (1 + self.longest))
-        gains = self._gains[place].expected(known.gains[place], count)
-        if self._methods[place] is not self.model:
-            return outlook(seconds, batch, gains, slack=SLACK)
-        reading = batch * self.costs.reading(self._unread(request))
-        once = reading + self.costs.besides
-        found = outlook(seconds, batch, gains, self.costs.level(batch), once, margin=MARGIN)
-        if reading and not any(found.lengths):  # what others draft does not make it worth reading
-            found = found._replace(gains=[0.0] * len(gains))
-        return found
-
-    def _plan(self, decodes: Sequence[Decode], choices: Sequence[Choice]) -> Plan:
-        """How far each draft reaches. Without lookups, whose finds change from round to round, a
-        plan holds for some rounds: for many requests it takes long to make."""
-        if len(choices) == 1:
-            return Plan([choices[0].length], choices[0].rate)
-        if self.lookups:
-            return self._make_plan(choices)
-        asked = [(decode.request, decode.lookahead) for decode in decodes]
-        if self._planned is None or self._planned_until <= self._rounds or asked != self._asked:
-            self._planned, self._asked = self._make_plan(choices), asked
-            self._planned_until = self._rounds + PLANNED_FOR
-        return self._planned
-
-    def _rests(self, plan: Plan) -> bool:
-        """Whether a round goes without the drafts that are planned: where they promise little more
-        than none do, what rounds take without them must stay known."""
-        if not any(plan.lengths):
-            return False
-        if self._rounds > self._last_planned + FIRST_REST:  # drafting begins anew
-            self._rests_at, self._rest_every = self._rounds + FIRST_REST, FIRST_REST
-        self._last_planned = self._rounds
-        batch = len(plan.lengths)
-        close = plan.rate * self.costs.passes(batch)[batch] < CLOSE * batch
-        if not close or self._rounds < self._rests_at:
-            return False
-        self._rest_every = min(2 * self._rest_every, REST_EVERY)
-        self._rests_at = self._rounds + self._rest_every
-        return True
-
-    def _make_plan(self, choices: Sequence[Choice]) -> Plan:
-        seconds = self.costs.passes(len(choices) * (1 + self.longest))
-        level = self.costs.level(max(1, sum(choice.option.by_model for choice in choices)))
-        options = [choice.option for choice in choices]
-        return best_lengths(seconds, level, options, SLACK, self.costs.besides, MARGIN)
-
-    def _draft(
-        self,
-        model: Method,
-        decodes: Sequence[Decode],
-        asked: list[int],
-        parts: list[Part],
-        waived: Sequence[float],
-    ) -> Tensor | None:
-        """Has the model draft so many tokens; where it does, its draft takes the part's place.
-
-        waived: seconds that each part should save.
-        """
-        probed = None if any(asked) else self._probed(decodes, waived)
-        if probed is not None:
-            asked[probed] = min(PROBE, decodes[probed].lookahead)
+    def _draft(self, agenda: Agenda, asked: Sequence[int], parts: list[Part]) -> Tensor | None:
+        """Has the model draft so many tokens; where it does, its draft takes the part's place."""
+        assert self.model is not None
         mine = [place for place, length in enumerate(asked) if length]
-        if not mine:
-            return None
         began = self._clock()
-        read = self._catch_up([decodes[place].request for place in mine])
-        found = model.proposer.propose(
-            [decode._replace(lookahead=n) for decode, n in zip(decodes, asked, strict=True)]
+        read = self._catch_up([agenda.decodes[place].request for place in mine])
+        found = self.model.proposer.propose(
+            [Decode(decode.request, n) for decode, n in zip(agenda.decodes, asked, strict=True)]
         )
         seconds, self._by_model = self._clock() - began, True
         self.costs.observe_draft(len(mine), max(asked), seconds, read)
-        if probed is not None:
-            self._charge_probe(len(decodes), seconds + waived[probed])
         for place in mine:
             if found.tokens[place]:  # otherwise it still reads the text
                 parts[place] = part_of(found, place)
-                self._known(decodes[place].request).taken = len(self.lookups)
+                agenda.requests[place].taken = len(self.lookups)
         return found.q
 
     def _catch_up(self, requests: Sequence[Request]) -> int:
         """Has the model read what was held back of these; how many tokens it has to read."""
         assert self._held is not None
-        unread = {request: self._unread(request) for request in requests}
-        self._held.show(requests)
-        for request, rows in unread.items():
+        read = 0
+        for request in requests:
+            rows = self._unread(request)
+            read += rows
             if rows > READ_ALONG:  # that it need not read them again changes its outlook
-                self._known(request).until = self._rounds
-        return sum(unread.values())
-
-    def _charge_probe(self, batch: int, seconds: float) -> None:
-        """What it took and lost, and what its rows add to the pass of the batch."""
-        passes = self.costs.passes(batch + PROBE)
-        self.costs.explored(seconds + passes[batch + PROBE] - passes[batch])
-
-    def _probed(self, decodes: Sequence[Decode], waived: Sequence[float]) -> int | None:
-        """Where there is time, the request that loses least if the model is tried for it."""
-        able = [
-            place
-            for place, (request, lookahead) in enumerate(decodes)
-            if lookahead and self._known(request).only in (None, len(self.lookups))
-        ]
-        if not able or not self.costs.may_explore:
-            return None
-        return min(able, key=lambda place: (waived[place], self._unread(decodes[place].request)))
+                self._requests[request].until = self._rounds
+                self._agenda = None
+        self._held.show(requests)
+        return read
 
     def _unread(self, request: Request) -> int:
         """Tokens that the model has to read before it can draft."""
         assert self._held is not None
         return max(self._held.rows(request), request.computed - request.draft_computed)
+
+    def _probe(self, agenda: Agenda, parts: list[Part]) -> Tensor | None:
+        """Tries the model, which is not expected to pay, for the request that loses least by it."""
+        able = [
+            place
+            for place, (_, lookahead) in enumerate(agenda.decodes)
+            if lookahead and agenda.requests[place].only in (None, len(self.lookups))
+        ]
+        if not able:
+            return None
+        waived = {place: self._waived(agenda, place) for place in able}
+        place = min(able, key=lambda one: (waived[one], self._unread(agenda.decodes[one].request)))
+        asked = [0] * len(parts)
+        asked[place] = min(PROBE, agenda.decodes[place].lookahead)
+        began = self._clock()
+        q = self._draft(agenda, asked, parts)
+        self._charge_probe(len(parts), self._clock() - began + waived[place])
+        self._agenda = None  # another may have been taken
+        return q
+
+    @staticmethod
+    def _waived(agenda: Agenda, place: int) -> float:
+        """Seconds that what is planned for the request should save."""
+        length = agenda.plan.lengths[place]
+        return sum(agenda.choices[place].option.gains[:length]) / agenda.plan.rate
+
+    def _charge_probe(self, batch: int, seconds: float) -> None:
+        """What it took and lost, and what its rows add to the pass of the batch."""
+        passes = self.costs.passes(batch + PROBE)
+        self.costs.explored(seconds + passes[batch + PROBE] - passes[batch])
 
     # -- learning ------------------------------------------------------------------------------
 
@@ -294,12 +217,14 @@ class MixtureProposer(Proposer):
         if self._observed_at is None:
             self.costs.observe_pass(self._rows, self._clock() - self._proposed_at)
         known = self._requests[request]
-        self._judged.append(Judged(known, known.found, known.taken, drafted, verdict))
+        by_model = drafted and known.taken == len(self.lookups)
+        if drafted or known.found:
+            self._chooser.judged(Judged(known, known.found, known.taken, drafted, verdict))
         for method in self.lookups:
             method.proposer.observe(request, 0, verdict)
         if self.model is not None:
-            own = drafted if known.taken == len(self.lookups) else 0
-            self.model.proposer.observe(request, own, verdict)
+            known.idle += not by_model
+            self.model.proposer.observe(request, drafted if by_model else 0, verdict)
         self._observed_at = self._clock()
 
     def _observe_between(self, first: str) -> None:
@@ -307,22 +232,6 @@ class MixtureProposer(Proposer):
         if first == self._first and self._observed_at is not None:
             self.costs.observe_between(self._clock() - self._observed_at, self._by_model)
         self._first = first
-
-    def _learn(self) -> None:
-        """From what was judged since the last time: seldom, for behind a pass each line is slow."""
-        for known, found, taken, drafted, verdict in self._judged:
-            for place, part in enumerate(found):
-                if place == taken and drafted:
-                    judged = part.verified(drafted, verdict)
-                else:
-                    judged = part.judged(verdict.tokens)
-                self._gains[place].learn(known.gains[place], len(part.tokens), *judged)
-            if self.model is not None:
-                place = len(found)
-                tried = drafted if place == taken else 0
-                kept = verdict.path if tried else []
-                self._gains[place].learn(known.gains[place], self._longest_by_model, tried, kept)
-        self._judged = []
 
     def absorb(self, computed: Sequence[Computed], features: Tensor) -> None:
         assert self._held is not None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tandem.drafting import Verdict
-from tandem.drafting.gains import Records
-from tandem.drafting.lengths import Option, Outlook
+from tandem.drafting.gains import Gains, Records
+from tandem.drafting.lengths import Option, Outlook, Plan
 from tandem.drafting.parts import Part
+from tandem.scheduler import Decode
 
 PLANNED_FOR = 8  # rounds that a request's first outlooks hold, and...
 MOST_PLANNED_FOR = 32  # ... later ones: what they rest on changes ever more slowly
@@ -48,9 +50,14 @@ class Known:
     """... and the round when it is worked out anew; ..."""
     rounds: int = PLANNED_FOR
     """... the next time it will hold for so many."""
+    idle: int = 0
+    """Rounds without a draft of the model's since then."""
 
     def begin(self, batch: int, now: int) -> None:
         """Anew in this round."""
+        if self.idle:
+            Gains.fade(self.gains[-1], self.idle)
+            self.idle = 0
         self.outlooks, self.choices = {}, {}
         self.batch, self.until = batch, now + self.rounds
         self.rounds = min(2 * self.rounds, MOST_PLANNED_FOR)
@@ -64,3 +71,22 @@ class Judged(NamedTuple):
     taken: int
     drafted: int
     verdict: Verdict
+
+
+class Agenda(NamedTuple):
+    """What is to be drafted, until the round `until` or for others."""
+
+    decodes: list[Decode]
+    requests: list[Known]
+    choices: list[Choice]
+    plan: Plan
+    asked: list[int]
+    """Tokens that the model is to draft for each."""
+    promised: float
+    """Times the rate of no drafts."""
+    until: int
+
+    def cut(self, decodes: Sequence[Decode]) -> Agenda:
+        """The same for requests with other room for drafts: as a rule near their ends."""
+        asked = [min(n, one.lookahead) for n, one in zip(self.asked, decodes, strict=True)]
+        return self._replace(decodes=list(decodes), asked=asked)

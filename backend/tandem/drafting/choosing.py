@@ -1,0 +1,125 @@
+"""Which method should draft for a request, and how far each draft of a round should reach."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from tandem.drafting import Proposer
+from tandem.drafting.costs import RoundCosts
+from tandem.drafting.gains import Gains
+from tandem.drafting.lengths import Option, Outlook, Plan, best_lengths, outlook
+from tandem.drafting.remembered import Choice, Judged, Known
+from tandem.request import Request
+from tandem.scheduler import Decode
+
+# Times the rate of others, and of none, that a model must promise: the best of several estimates is
+# on average too good, planning takes time too, and where it was wrong a model costs more than a
+# lookup.
+MARGIN = 1.1
+SLACK = 0.95  # of the best rate is enough for a lookup to draft as far as it wants: it has seen the
+# match, and what is drafted teaches more
+
+
+class Method(NamedTuple):
+    """One of a mixture."""
+
+    name: str
+    proposer: Proposer
+    is_lookup: bool
+
+
+class Chooser:
+    """Knows what each method's drafts bring, and what rounds take."""
+
+    def __init__(
+        self,
+        methods: Sequence[Method],
+        longest: int,
+        costs: RoundCosts,
+        unread: Callable[[Request], int],
+    ) -> None:
+        """methods: lookups, and then the model, if there is one; longest: most tokens of a draft;
+        unread: tokens that the model has to read before it can draft for a request."""
+        self._methods = methods
+        self._longest = longest
+        self._costs = costs
+        self._unread = unread
+        self._gains = [Gains(longest) for _ in methods]
+        self._judged: list[Judged] = []
+        """What is still to be learnt."""
+
+    def judged(self, one: Judged) -> None:
+        """To be learnt from, before the next choice that is made anew."""
+        self._judged.append(one)
+
+    def choose(self, decode: Decode, known: Known, batch: int, now: int) -> Choice:
+        """What should yield most tokens a second in this round, `now`, if the whole batch did the
+        same."""
+        if known.until <= now or known.batch != batch:
+            self._learn()
+            known.begin(batch, now)
+        key = decode.lookahead, *[len(part.tokens) for part in known.found]
+        choice = known.choices.get(key)
+        if choice is None:
+            choice = known.choices[key] = self._compare(decode, known)
+        return choice
+
+    def _compare(self, decode: Decode, known: Known) -> Choice:
+        """The choice among all methods, or those that the request allows."""
+        best: Choice | None = None
+        for place, method in enumerate(self._methods):
+            if known.only not in (None, place):
+                continue
+            longest = min(self._longest, method.proposer.longest)
+            count = len(known.found[place].tokens) if method.is_lookup else longest
+            key = place, Gains.size(count)
+            if key not in known.outlooks:
+                known.outlooks[key] = self._look_ahead(place, decode.request, known, count)
+            gains, lengths, rates = known.outlooks[key]
+            count = min(count, decode.lookahead)
+            least = 1.0 if method.is_lookup else MARGIN
+            if best is None or rates[count] > least * best.rate:
+                option = Option(gains[:count], not method.is_lookup)
+                best = Choice(place, option, lengths[count], rates[count])
+        assert best is not None
+        return best
+
+    def _look_ahead(self, place: int, request: Request, known: Known, count: int) -> Outlook:
+        """What a draft of about `count` tokens should be worth."""
+        batch, costs = known.batch, self._costs
+        seconds = costs.rounds(batch * (1 + self._longest))
+        gains = self._gains[place].expected(known.gains[place], count)
+        if self._methods[place].is_lookup:
+            return outlook(seconds, batch, gains, slack=SLACK)
+        reading = batch * costs.reading(self._unread(request))
+        drafts = costs.drafts(batch, len(gains))
+        found = outlook(seconds, batch, gains, drafts, reading + costs.besides, margin=MARGIN)
+        if reading and not any(found.lengths):  # what others draft does not make it worth reading
+            found = found._replace(gains=[0.0] * len(gains))
+        return found
+
+    def plan(self, choices: Sequence[Choice]) -> Plan:
+        """How far each draft reaches."""
+        if len(choices) == 1:
+            return Plan([choices[0].length], choices[0].rate)
+        options = [choice.option for choice in choices]
+        seconds = self._costs.rounds(len(choices) * (1 + self._longest))
+        drafting = max(1, sum(option.by_model for option in options))
+        drafts = self._costs.drafts(drafting, self._longest)
+        return best_lengths(seconds, drafts, options, SLACK, self._costs.besides, MARGIN)
+
+    def _learn(self) -> None:
+        """From what was judged since the last time: seldom, for behind a pass each line is slow."""
+        for known, found, taken, drafted, verdict in self._judged:
+            for place, part in enumerate(found):
+                if place == taken and drafted:
+                    judged = part.verified(drafted, verdict)
+                else:
+                    judged = part.judged(verdict.tokens)
+                if judged[0]:
+                    self._gains[place].learn(known.gains[place], len(part.tokens), *judged)
+            if drafted and taken == len(found):  # by the model
+                longest = min(self._longest, self._methods[taken].proposer.longest)
+                self._gains[taken].learn(known.gains[taken], longest, drafted, verdict.path)
+        self._judged = []

@@ -1,0 +1,30 @@
+"""Rounds without the drafts that are planned: what rounds take without them must stay known."""
+
+from __future__ import annotations
+
+CLOSE = 1.3  # times the rate of plain decoding, and less
+FIRST_REST = 7  # rounds before the first rest: what was known before the drafts may be old
+REST_EVERY = 61  # rounds, later; no multiple of PLANNED_FOR: then all rests would precede a plan
+
+
+class Rests:
+    """They come where drafts promise little more than none do: soon after drafting has begun, and
+    then ever more seldom."""
+
+    def __init__(self) -> None:
+        self._at, self._every = FIRST_REST, FIRST_REST
+        """The round to be left without a draft, and how many come before the next one."""
+        self._last_planned = 0
+        """The last round for which a draft was planned."""
+
+    def due(self, now: int, promised: float) -> bool:
+        """Whether the round `now` is one, for which drafts are planned that promise so many times
+        the rate of none."""
+        if now > self._last_planned + FIRST_REST:  # drafting begins anew
+            self._at, self._every = now + FIRST_REST, FIRST_REST
+        self._last_planned = now
+        if promised >= CLOSE or now < self._at:
+            return False
+        self._every = min(2 * self._every, REST_EVERY)
+        self._at = now + self._every
+        return True
