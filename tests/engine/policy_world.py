@@ -90,6 +90,7 @@ def by_whim(engine, seed):
 
 def _by_clock(engine, clock, dearest):
     costs = RoundCosts({1: 1.0, 4096: dearest})
-    engine.proposer.costs = engine.proposer._chooser._costs = costs
-    engine.proposer._clock = clock
+    mixture = engine.proposer
+    mixture.costs = mixture._chooser._costs = mixture._watch.costs = costs
+    mixture._watch.clock = clock
     return engine

@@ -103,30 +103,37 @@ def test_a_profile_takes_the_least_of_some_tries_and_stops_at_the_most():
 
 def test_times_lie_on_a_line_between_sizes_and_grow_beyond():
     times = Times({1: 1.0, 9: 2.0})
-    assert times.at(5) == pytest.approx(1.5)
-    assert times.at(100) > times.at(20) > 2.0
+    assert times.of(5) == pytest.approx(1.5)
+    assert times.of(100) > times.of(20) > 2.0
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 17, 18, 20, 24, 40, 3000, 9000])
+def test_one_size_is_as_many_are(size):
+    times = Times({1: 1.0, 8: 3.0, 64: 4.0})
+    times.observe(3, 5.0)
+    assert times.of(size) == pytest.approx(times.upto(size)[size])
 
 
 def test_times_follow_what_is_observed_most_where_it_was():
     times = Times({1: 1.0, 64: 1.0})
     for _ in range(40):
         times.observe(8, 1.9)
-    assert times.at(8) == pytest.approx(1.9, rel=0.05)
-    assert 1.0 < times.at(1) < times.at(4) < times.at(8)
+    assert times.of(8) == pytest.approx(1.9, rel=0.05)
+    assert 1.0 < times.of(1) < times.of(4) < times.of(8)
 
 
 def test_rounds_that_read_a_prompt_too_count_for_little():
     times = Times({1: 1.0, 64: 2.0})
     for _ in range(20):
         times.observe(8, 10.0)
-    assert times.at(8) < 1.6
+    assert times.of(8) < 1.6
 
 
 def test_more_rows_are_never_quicker():
     times = Times({1: 1.0, 64: 2.0})
     for _ in range(100):
         times.observe(8, 2.0)
-    assert (np.diff(times.at(np.arange(1, 100))) >= 0).all()
+    assert (np.diff(times.upto(99)) >= 0).all()
 
 
 def test_exploring_takes_a_small_share_of_the_time_but_at_first():

@@ -48,6 +48,10 @@ class Chooser:
         self._gains = [Gains(longest) for _ in methods]
         self._judged: list[Judged] = []
         """What is still to be learnt."""
+        self._usual: dict[tuple[int, int, int], Outlook] = {}
+        """Of requests of which nothing is known, by method, size of the draft and batch, ..."""
+        self._usual_in = 0
+        """... in this round."""
 
     def judged(self, one: Judged) -> None:
         """To be learnt from, before the next choice that is made anew."""
@@ -56,6 +60,8 @@ class Chooser:
     def choose(self, decode: Decode, known: Known, batch: int, now: int) -> Choice:
         """What should yield most tokens a second in this round, `now`, if the whole batch did the
         same."""
+        if self._usual_in != now:
+            self._usual, self._usual_in = {}, now
         if known.until <= now or known.batch != batch:
             self._learn()
             known.begin(batch, now)
@@ -75,7 +81,7 @@ class Chooser:
             count = len(known.found[place].tokens) if method.is_lookup else longest
             key = place, Gains.size(count)
             if key not in known.outlooks:
-                known.outlooks[key] = self._look_ahead(place, decode.request, known, count)
+                known.outlooks[key] = self._outlook(place, decode.request, known, count)
             gains, lengths, rates = known.outlooks[key]
             count = min(count, decode.lookahead)
             least = 1.0 if method.is_lookup else MARGIN
@@ -85,16 +91,27 @@ class Chooser:
         assert best is not None
         return best
 
-    def _look_ahead(self, place: int, request: Request, known: Known, count: int) -> Outlook:
+    def _outlook(self, place: int, request: Request, known: Known, count: int) -> Outlook:
         """What a draft of about `count` tokens should be worth."""
+        size = Gains.size(count)
+        reads = not self._methods[place].is_lookup and self._costs.reading(self._unread(request))
+        if reads or size in known.gains[place]:
+            return self._look_ahead(place, known, count, reads)
+        key = place, size, known.batch
+        if key not in self._usual:
+            self._usual[key] = self._look_ahead(place, known, count)
+        return self._usual[key]
+
+    def _look_ahead(self, place: int, known: Known, count: int, reading: float = 0.0) -> Outlook:
+        """reading: seconds in which the model catches up with the request's text."""
         batch, costs = known.batch, self._costs
         seconds = costs.rounds(batch * (1 + self._longest))
         gains = self._gains[place].expected(known.gains[place], count)
         if self._methods[place].is_lookup:
             return outlook(seconds, batch, gains, slack=SLACK)
-        reading = batch * costs.reading(self._unread(request))
         drafts = costs.drafts(batch, len(gains))
-        found = outlook(seconds, batch, gains, drafts, reading + costs.besides, margin=MARGIN)
+        once = batch * reading + costs.besides
+        found = outlook(seconds, batch, gains, drafts, once, margin=MARGIN)
         if reading and not any(found.lengths):  # what others draft does not make it worth reading
             found = found._replace(gains=[0.0] * len(gains))
         return found

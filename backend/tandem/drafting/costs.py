@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import math
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
+from functools import lru_cache
+from itertools import accumulate, pairwise
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 MEMORY = 0.8  # of a moving average
 A_ROW = 0.05  # of a one-row pass, that a further row is expected to add where nothing is known
@@ -26,8 +29,8 @@ READ_ALONG = 16  # tokens of a request that a draft reads in passing
 LEVELS_MEMORY = 0.95  # as MEMORY, of how drafts grow with their levels: that changes but slowly
 BORNE_BY = 16.0  # drafts that pay for what a model had to read, before that is known
 OLD_READINGS = 0.98  # what they count for after a new one
-SIZES = np.array([*range(1, 18), *(part << up for up in range(3, 12) for part in (3, 4))], float)
-LOG_SIZES = np.log2(SIZES)
+SIZES = (*range(1, 18), *(part << up for up in range(3, 12) for part in (3, 4)))
+LEAST_NEAR = 0.01  # as NEAR, and less is left alone
 PROFILED = (1, 2, 4, 8, 16, 32, 64)
 REPEATS = 3
 
@@ -51,34 +54,63 @@ def averaged(old: float | None, new: float) -> float:
     return new if old is None else MEMORY * old + (1 - MEMORY) * new
 
 
+@lru_cache
+def _near(size: float) -> tuple[tuple[int, float], ...]:
+    """Which of SIZES learn from one, and how much of it."""
+    apart = [abs(math.log2(other / size)) for other in SIZES]
+    return tuple((i, NEAR**far) for i, far in enumerate(apart) if NEAR**far > LEAST_NEAR)
+
+
 class Times:
     """Seconds by size, on SIZES; between them a line. Without a profile all sizes are expected to
-    take as long as the first one seen: where that is wrong, trying shows it."""
+    take as long as the first one seen: where that is wrong, trying shows it.
+
+    Plain numbers: behind a pass numpy's functions have left the processor's caches.
+    """
 
     def __init__(self, known: Mapping[int, float] | None = None, memory: float = MEMORY) -> None:
         self._memory = memory
-        self._seconds = np.ones(len(SIZES))
+        self._seconds = [1.0] * len(SIZES)
         self._measured = bool(known)
         if known:
             sizes = np.array(sorted(known), float)
             seconds = np.maximum.accumulate([known[int(size)] for size in sizes])
-            beyond = np.maximum(0, SIZES - sizes[-1])
-            self._seconds = np.interp(SIZES, sizes, seconds) + _slope(sizes, seconds) * beyond
+            beyond = np.maximum(0, np.array(SIZES) - sizes[-1])
+            found = np.interp(SIZES, sizes, seconds) + _slope(sizes, seconds) * beyond
+            self._seconds = found.tolist()
 
-    def at(self, sizes: ArrayLike) -> NDArray[np.float64]:
-        """Seconds expected; more is never quicker."""
-        seconds = np.maximum.accumulate(self._seconds)
-        return np.interp(np.asarray(sizes, float), SIZES, seconds)
+    def upto(self, most: int) -> list[float]:
+        """Seconds expected of 0 to at least `most`; more is never quicker."""
+        seconds = list(accumulate(self._seconds, max))
+        found = [seconds[0]]
+        for place, (below, above) in enumerate(pairwise(seconds)):
+            apart = SIZES[place + 1] - SIZES[place]
+            step = (above - below) / apart
+            found += [below + step * further for further in range(apart)]
+            if len(found) > most:
+                return found
+        return found + seconds[-1:] * (most + 1 - len(found))
+
+    def of(self, size: float) -> float:
+        """The same of one."""
+        place = min(bisect_left(SIZES, size), len(SIZES) - 1)
+        above = max(self._seconds[: place + 1])
+        if not place or size >= SIZES[place]:
+            return above
+        below = max(self._seconds[:place])
+        lower, upper = SIZES[place - 1], SIZES[place]
+        return below + (above - below) * (size - lower) / (upper - lower)
 
     def observe(self, size: float, seconds: float) -> None:
         """It took so long: the nearer a size, the more is learnt about it."""
-        ratio = seconds / float(self.at(size))
+        ratio = seconds / self.of(size)
         if self._measured:
             weight = 1 - self._memory if ratio < OUTLIER else OF_AN_OUTLIER
-            near = NEAR ** np.abs(LOG_SIZES - math.log2(size))
-            self._seconds *= min(ratio, OUTLIER) ** (weight * near)
+            base = min(ratio, OUTLIER) ** weight
+            for place, near in _near(size):
+                self._seconds[place] *= base**near
         else:
-            self._seconds *= ratio
+            self._seconds = [one * ratio for one in self._seconds]
         self._measured = True
 
 
@@ -98,9 +130,9 @@ class DraftTimes:
         """Seconds expected of drafts of 0 to at least `most` levels."""
         found = self._known.get(requests)
         if found is None or most >= len(found):
-            levels = self._by_levels.at(np.arange(most + 1))
-            levels[0] = 0.0
-            found = self._known[requests] = (levels * self._by_requests.at(requests)).tolist()
+            times = self._by_requests.of(requests)
+            levels = [0.0, *self._by_levels.upto(most)[1:]]
+            found = self._known[requests] = [times * level for level in levels]
         return found
 
     def observe(self, requests: int, levels: int, seconds: float) -> None:
@@ -111,10 +143,10 @@ class DraftTimes:
             near = abs(seconds - expected) <= SURPRISING * expected
             if near and self._drawn % LEARN_EVERY:
                 return
-        by_requests, by_levels = self._by_requests.at(requests), self._by_levels.at(levels)
-        self._by_requests.observe(requests, seconds / float(by_levels))
+        by_requests, by_levels = self._by_requests.of(requests), self._by_levels.of(levels)
+        self._by_requests.observe(requests, seconds / by_levels)
         if self._drawn > 1:
-            self._by_levels.observe(levels, seconds / float(by_requests))
+            self._by_levels.observe(levels, seconds / by_requests)
         self._known = {}
 
 
@@ -197,7 +229,7 @@ class RoundCosts:
     def passes(self, most: int) -> list[float]:
         """Seconds expected of passes over 0 to at least `most` rows."""
         if most >= len(self._by_rows):
-            self._by_rows = self._passes.at(np.arange(most + 1)).tolist()
+            self._by_rows = self._passes.upto(most)
         return self._by_rows
 
     def rounds(self, most: int) -> list[float]:

@@ -25,11 +25,13 @@ from tandem.drafting.choosing import Chooser, Method
 from tandem.drafting.costs import READ_ALONG, RoundCosts
 from tandem.drafting.held import HeldStates
 from tandem.drafting.parts import NOTHING, Part, joined, part_of
-from tandem.drafting.remembered import PLANNED_FOR, Agenda, Judged, Known
+from tandem.drafting.remembered import MOST_PLANNED_FOR, PLANNED_FOR, Agenda, Judged, Known
 from tandem.drafting.resting import Rests
+from tandem.drafting.stopwatch import Stopwatch
 from tandem.request import Notes, Request
 from tandem.scheduler import Decode
 
+IDLE_FOR = 4  # times as many rounds as drafts, that none are planned for: nothing is learnt then
 PROBE = 2  # tokens of a draft that is not expected to pay
 
 
@@ -45,7 +47,6 @@ class MixtureProposer(Proposer):
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """longest: most tokens of a draft. shares_prefixes: as in `HeldStates`."""
-        self._clock = clock
         self.lookups = [method for method in methods if method.is_lookup]
         self.model = next((method for method in methods if not method.is_lookup), None)
         self.taps = self.model.proposer.taps if self.model else None
@@ -58,15 +59,7 @@ class MixtureProposer(Proposer):
         self._requests = Notes[Known]()
         self._agenda: Agenda | None = None
         self._rounds = 0
-        self._first = ""
-        """Of the last round's requests. Where it goes on, nothing was waited for in between."""
-        self._rows = 0
-        """Of the last pass."""
-        self._by_model = False
-        """Whether the model drafted in it."""
-        self._proposed_at = 0.0
-        self._observed_at: float | None = None
-        """None: the round's pass is under way."""
+        self._watch = Stopwatch(costs, clock)
 
     # -- drafting ------------------------------------------------------------------------------
 
@@ -75,35 +68,30 @@ class MixtureProposer(Proposer):
             return Draft([])
         self._rounds += 1
         agenda = self._agenda = self._agenda_of(decodes)
-        self._observe_between(decodes[0].request.id)
-        planned = any(agenda.asked)
-        resting = planned and self._rests.due(self._rounds, agenda.promised)
-        parts = self._found(agenda, resting)
-        q, self._by_model = None, False
-        if planned and not resting:
-            q = self._draft(agenda, agenda.asked, parts)
-        elif self.model is not None and not resting and self.costs.may_explore:
-            q = self._probe(agenda, parts)
-        self._rows = len(parts) + sum([len(part.tokens) for part in parts])
-        self._proposed_at, self._observed_at = self._clock(), None
-        drawn = None
-        if q is not None:
-            drawn = [known.taken >= len(self.lookups) for known in agenda.requests]
-        return joined(parts, q, drawn)
+        begun = self._watch.clock()
+        draft, by_model = agenda.idle, False
+        if draft is None:
+            draft, by_model = self._carry_out(agenda)
+        rows = len(decodes) + sum([len(tokens) for tokens in draft.tokens])
+        self._watch.proposed(decodes[0].request.id, by_model, rows, begun)
+        return draft
 
     def _agenda_of(self, decodes: Sequence[Decode]) -> Agenda:
         agenda = self._agenda
-        if agenda is None or self._rounds >= agenda.until or len(agenda.decodes) != len(decodes):
-            return self._make_agenda(decodes)
-        if agenda.decodes == decodes:
+        if agenda is None:
+            return self._make_agenda(decodes, PLANNED_FOR)
+        holds = self._rounds < agenda.until and not self.lookups
+        if holds and agenda.decodes == decodes:
             return agenda
-        pairs = zip(agenda.decodes, decodes, strict=True)
-        if any(old.request is not new.request for old, new in pairs):
-            return self._make_agenda(decodes)
-        return agenda.cut(decodes)
+        if not agenda.is_for(decodes):
+            return self._make_agenda(decodes, PLANNED_FOR)
+        if holds:
+            return agenda.cut(decodes)
+        return self._make_agenda(decodes, min(2 * agenda.rounds, MOST_PLANNED_FOR))
 
-    def _make_agenda(self, decodes: Sequence[Decode]) -> Agenda:
-        """Holds for some rounds, but not with lookups, whose finds change from round to round."""
+    def _make_agenda(self, decodes: Sequence[Decode], rounds: int) -> Agenda:
+        """Holds for so many rounds; not with lookups, whose finds change from one to the next."""
+        self._watch.learn()
         requests = [self._known(decode.request) for decode in decodes]
         self._look_up(decodes, requests)
         choices = [
@@ -115,9 +103,29 @@ class MixtureProposer(Proposer):
         for known, choice, length in zip(requests, choices, plan.lengths, strict=True):
             known.taken = choice.place
             asked.append(length * choice.option.by_model)
-        batch, until = len(decodes), self._rounds + (0 if self.lookups else PLANNED_FOR)
+        batch = len(decodes)
         promised = plan.rate * self.costs.rounds(batch)[batch] / batch
-        return Agenda(list(decodes), requests, choices, plan, asked, promised, until)
+        probing = self.model is not None and not any(asked) and self.costs.may_explore
+        idle = None if probing or any(plan.lengths) else Draft([[] for _ in decodes])
+        until = self._rounds + (rounds if idle is None else IDLE_FOR * rounds)
+        return Agenda(
+            list(decodes), requests, choices, plan, asked, promised, probing, idle, rounds, until
+        )
+
+    def _carry_out(self, agenda: Agenda) -> tuple[Draft, bool]:
+        """What is drafted, and whether the model did any of it."""
+        planned = any(agenda.asked)
+        resting = planned and self._rests.due(self._rounds, agenda.promised)
+        parts, q = self._found(agenda, resting), None
+        by_model = agenda.probing or (planned and not resting)
+        if agenda.probing:
+            q = self._probe(agenda, parts)
+        elif by_model:
+            q = self._draft(agenda, agenda.asked, parts)
+        drawn = None
+        if q is not None:
+            drawn = [known.taken >= len(self.lookups) for known in agenda.requests]
+        return joined(parts, q, drawn), by_model
 
     def _known(self, request: Request) -> Known:
         known = self._requests.get(request)
@@ -150,13 +158,12 @@ class MixtureProposer(Proposer):
         """Has the model draft so many tokens; where it does, its draft takes the part's place."""
         assert self.model is not None
         mine = [place for place, length in enumerate(asked) if length]
-        began = self._clock()
+        began = self._watch.clock()
         read = self._catch_up([agenda.decodes[place].request for place in mine])
         found = self.model.proposer.propose(
             [Decode(decode.request, n) for decode, n in zip(agenda.decodes, asked, strict=True)]
         )
-        seconds, self._by_model = self._clock() - began, True
-        self.costs.observe_draft(len(mine), max(asked), seconds, read)
+        self._watch.drafted(len(mine), max(asked), self._watch.clock() - began, read)
         for place in mine:
             if found.tokens[place]:  # otherwise it still reads the text
                 parts[place] = part_of(found, place)
@@ -183,6 +190,7 @@ class MixtureProposer(Proposer):
 
     def _probe(self, agenda: Agenda, parts: list[Part]) -> Tensor | None:
         """Tries the model, which is not expected to pay, for the request that loses least by it."""
+        self._agenda = None  # once
         able = [
             place
             for place, (_, lookahead) in enumerate(agenda.decodes)
@@ -194,10 +202,9 @@ class MixtureProposer(Proposer):
         place = min(able, key=lambda one: (waived[one], self._unread(agenda.decodes[one].request)))
         asked = [0] * len(parts)
         asked[place] = min(PROBE, agenda.decodes[place].lookahead)
-        began = self._clock()
+        began = self._watch.clock()
         q = self._draft(agenda, asked, parts)
-        self._charge_probe(len(parts), self._clock() - began + waived[place])
-        self._agenda = None  # another may have been taken
+        self._charge_probe(len(parts), self._watch.clock() - began + waived[place])
         return q
 
     @staticmethod
@@ -214,24 +221,16 @@ class MixtureProposer(Proposer):
     # -- learning ------------------------------------------------------------------------------
 
     def observe(self, request: Request, drafted: int, verdict: Verdict) -> None:
-        if self._observed_at is None:
-            self.costs.observe_pass(self._rows, self._clock() - self._proposed_at)
+        self._watch.verified()
+        if not drafted and not self.lookups:
+            return
         known = self._requests[request]
-        by_model = drafted and known.taken == len(self.lookups)
-        if drafted or known.found:
-            self._chooser.judged(Judged(known, known.found, known.taken, drafted, verdict))
+        self._chooser.judged(Judged(known, known.found, known.taken, drafted, verdict))
         for method in self.lookups:
             method.proposer.observe(request, 0, verdict)
-        if self.model is not None:
-            known.idle += not by_model
-            self.model.proposer.observe(request, drafted if by_model else 0, verdict)
-        self._observed_at = self._clock()
-
-    def _observe_between(self, first: str) -> None:
-        """What the round before took besides its pass."""
-        if first == self._first and self._observed_at is not None:
-            self.costs.observe_between(self._clock() - self._observed_at, self._by_model)
-        self._first = first
+        if self.model is not None and drafted and known.taken == len(self.lookups):
+            known.drafts += 1
+            self.model.proposer.observe(request, drafted, verdict)
 
     def absorb(self, computed: Sequence[Computed], features: Tensor) -> None:
         assert self._held is not None

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tandem.drafting import Verdict
+from tandem.drafting import Draft, Verdict
 from tandem.drafting.gains import Gains, Records
 from tandem.drafting.lengths import Option, Outlook, Plan
 from tandem.drafting.parts import Part
 from tandem.scheduler import Decode
 
-PLANNED_FOR = 8  # rounds that a request's first outlooks hold, and...
+PLANNED_FOR = 8  # rounds that first outlooks hold, and...
 MOST_PLANNED_FOR = 32  # ... later ones: what they rest on changes ever more slowly
 
 
@@ -50,14 +50,17 @@ class Known:
     """... and the round when it is worked out anew; ..."""
     rounds: int = PLANNED_FOR
     """... the next time it will hold for so many."""
-    idle: int = 0
-    """Rounds without a draft of the model's since then."""
+    begun: int = 0
+    """The round when it was worked out last, and..."""
+    drafts: int = 0
+    """... the model's drafts since then."""
 
     def begin(self, batch: int, now: int) -> None:
         """Anew in this round."""
-        if self.idle:
-            Gains.fade(self.gains[-1], self.idle)
-            self.idle = 0
+        idle = now - self.begun - self.drafts
+        if self.begun and idle > 0:
+            Gains.fade(self.gains[-1], idle)
+        self.begun, self.drafts = now, 0
         self.outlooks, self.choices = {}, {}
         self.batch, self.until = batch, now + self.rounds
         self.rounds = min(2 * self.rounds, MOST_PLANNED_FOR)
@@ -74,7 +77,7 @@ class Judged(NamedTuple):
 
 
 class Agenda(NamedTuple):
-    """What is to be drafted, until the round `until` or for others."""
+    """What is to be drafted in some rounds, as long as the requests are the same."""
 
     decodes: list[Decode]
     requests: list[Known]
@@ -84,7 +87,21 @@ class Agenda(NamedTuple):
     """Tokens that the model is to draft for each."""
     promised: float
     """Times the rate of no drafts."""
+    probing: bool
+    """The model, which is not to draft, is tried all the same."""
+    idle: Draft | None
+    """Where nothing is drafted."""
+    rounds: int
+    """For so many it holds, ..."""
     until: int
+    """... until this one."""
+
+    def is_for(self, decodes: Sequence[Decode]) -> bool:
+        """Whether these are the same requests."""
+        if len(decodes) != len(self.decodes):
+            return False
+        pairs = zip(self.decodes, decodes, strict=True)
+        return all(old.request is new.request for old, new in pairs)
 
     def cut(self, decodes: Sequence[Decode]) -> Agenda:
         """The same for requests with other room for drafts: as a rule near their ends."""
