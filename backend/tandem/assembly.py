@@ -248,7 +248,8 @@ def pass_times(config: EngineConfig, target: Runner, num_blocks: int) -> dict[in
     def run(rows: int) -> None:
         target.forward([0] * rows, [Query([block], 0, 1) for block in range(rows)])[0, 0].item()
 
-    return profile(run, min(config.max_num_batched_tokens, num_blocks))
+    useful = config.max_num_seqs * (1 + config.lookahead)
+    return profile(run, min(config.max_num_batched_tokens, num_blocks, useful))
 
 
 def bytes_a_block(config: EngineConfig, caches: Sequence[Cache], placement: Placement) -> int:

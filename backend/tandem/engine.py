@@ -132,8 +132,10 @@ class NativeEngine:
         verdicts = verify(logits, batch.requests, batch.draft, self.sampler, self.as_blocks)
         if any(draft.tokens):
             self.meters.observe(DRAFTING, drafted - begun)
+        seconds = time.perf_counter() - drafted
+        self.proposer.passed(len(batch.tokens), seconds)
         if batch.requests:
-            self.meters.observe(VERIFYING, time.perf_counter() - drafted)
+            self.meters.observe(VERIFYING, seconds)
         outputs = self._commit(plan, batch, logits, verdicts)
         if features is not None:
             self.proposer.absorb(computed_rows(plan, batch, verdicts), features)

@@ -44,7 +44,9 @@ class World:
         begin, tokens = self.now, 0
         for _ in range(rounds):
             draft = proposer.propose([Decode(request, longest) for request in requests])
-            self.now += self.pass_s(sum(1 + len(one) for one in draft.tokens))
+            rows = sum(1 + len(one) for one in draft.tokens)
+            self.now += self.pass_s(rows)
+            proposer.passed(rows, self.pass_s(rows))
             for request, drafted in zip(requests, draft.tokens, strict=True):
                 right = [*drafted, WRONG].index(WRONG)
                 verdict = Verdict(list(range(1, right + 1)), [RIGHT] * (right + 1))
@@ -93,4 +95,11 @@ def _by_clock(engine, clock, dearest):
     mixture = engine.proposer
     mixture.costs = mixture._chooser._costs = mixture._watch.costs = costs
     mixture._watch.clock = clock
+    passed = mixture.passed
+
+    def by_clock(rows, seconds):
+        began = clock()
+        passed(rows, clock() - began)
+
+    mixture.passed = by_clock
     return engine

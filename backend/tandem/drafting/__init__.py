@@ -63,6 +63,10 @@ class Proposer(ABC):
     def propose(self, decodes: Sequence[Decode]) -> Draft:
         """Drafts for every decode, at most `lookahead` tokens each (none is allowed)."""
 
+    def passed(self, rows: int, seconds: float) -> None:  # noqa: B027
+        """Told after each pass and its verification: how many rows it had, those of prompts too,
+        and how long both took."""
+
     def observe(self, request: Request, drafted: int, verdict: Verdict) -> None:  # noqa: B027
         """Told after each verification, before the tokens are committed."""
 

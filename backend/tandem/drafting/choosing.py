@@ -9,7 +9,7 @@ from tandem.drafting import Proposer
 from tandem.drafting.costs import RoundCosts
 from tandem.drafting.gains import Gains
 from tandem.drafting.lengths import Option, Outlook, Plan, best_lengths, outlook
-from tandem.drafting.remembered import Choice, Judged, Known
+from tandem.drafting.remembered import Choice, Judged, Known, alike
 from tandem.request import Request
 from tandem.scheduler import Decode
 
@@ -62,7 +62,7 @@ class Chooser:
         same."""
         if self._usual_in != now:
             self._usual, self._usual_in = {}, now
-        if known.until <= now or known.batch != batch:
+        if known.until <= now or not alike(known.batch, batch):
             self._learn()
             known.begin(batch, now)
         key = decode.lookahead, *[len(part.tokens) for part in known.found]

@@ -19,6 +19,8 @@ A_LEVEL = 0.05  # of a pass, that a level of a model's draft is expected to take
 BEGINNING = 2.0  # ... levels, that it takes to begin one
 OUTLIER = 2.0  # times what is known: the round may have read a prompt too, and counts for less
 OF_AN_OUTLIER = 0.02
+LONG_AGO = 16  # times of other sizes, since one was seen
+OF_ONE_NOT_SEEN = 0.5  # what it counts for then
 NEAR = 0.25  # of what is learnt of a size, for half of it and twice as much
 LEARN_EVERY = 16  # rounds: what takes long changes slowly, ...
 SURPRISING = 0.15  # ... but what differs by so much from what was expected is learnt at once
@@ -31,7 +33,7 @@ BORNE_BY = 16.0  # drafts that pay for what a model had to read, before that is 
 OLD_READINGS = 0.98  # what they count for after a new one
 SIZES = (*range(1, 18), *(part << up for up in range(3, 12) for part in (3, 4)))
 LEAST_NEAR = 0.01  # as NEAR, and less is left alone
-PROFILED = (1, 2, 4, 8, 16, 32, 64)
+PROFILED = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 REPEATS = 3
 
 
@@ -72,6 +74,10 @@ class Times:
         self._memory = memory
         self._seconds = [1.0] * len(SIZES)
         self._measured = bool(known)
+        self._count = 0
+        """Of what was observed, and..."""
+        self._seen = [0] * len(SIZES)
+        """... when each size was last."""
         if known:
             sizes = np.array(sorted(known), float)
             seconds = np.maximum.accumulate([known[int(size)] for size in sizes])
@@ -105,13 +111,21 @@ class Times:
         """It took so long: the nearer a size, the more is learnt about it."""
         ratio = seconds / self.of(size)
         if self._measured:
-            weight = 1 - self._memory if ratio < OUTLIER else OF_AN_OUTLIER
+            weight = self._weight(size) if ratio < OUTLIER else OF_AN_OUTLIER
             base = min(ratio, OUTLIER) ** weight
             for place, near in _near(size):
                 self._seconds[place] *= base**near
         else:
             self._seconds = [one * ratio for one in self._seconds]
         self._measured = True
+
+    def _weight(self, size: float) -> float:
+        """Of a new time: the more, the longer ago the last one was seen."""
+        self._count += 1
+        place = min(bisect_left(SIZES, size), len(SIZES) - 1)
+        long_ago = self._count - self._seen[place] > LONG_AGO
+        self._seen[place] = self._count
+        return OF_ONE_NOT_SEEN if long_ago else 1 - self._memory
 
 
 class DraftTimes:

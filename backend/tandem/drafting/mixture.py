@@ -60,10 +60,13 @@ class MixtureProposer(Proposer):
         self._agenda: Agenda | None = None
         self._rounds = 0
         self._watch = Stopwatch(costs, clock)
+        self._round: tuple[str, bool, float] | None = None
+        """The first request, whether the model drafts, and when that began."""
 
     # -- drafting ------------------------------------------------------------------------------
 
     def propose(self, decodes: Sequence[Decode]) -> Draft:
+        self._round = None
         if not decodes:
             return Draft([])
         self._rounds += 1
@@ -72,22 +75,25 @@ class MixtureProposer(Proposer):
         draft, by_model = agenda.idle, False
         if draft is None:
             draft, by_model = self._carry_out(agenda)
-        rows = len(decodes) + sum([len(tokens) for tokens in draft.tokens])
-        self._watch.proposed(decodes[0].request.id, by_model, rows, begun)
+        self._round = decodes[0].request.id, by_model, begun
         return draft
+
+    def passed(self, rows: int, seconds: float) -> None:
+        if self._round is not None:
+            first, by_model, begun = self._round
+            self._watch.ended(first, by_model, rows, begun, seconds)
 
     def _agenda_of(self, decodes: Sequence[Decode]) -> Agenda:
         agenda = self._agenda
-        if agenda is None:
+        if agenda is None or self.lookups:
             return self._make_agenda(decodes, PLANNED_FOR)
-        holds = self._rounds < agenda.until and not self.lookups
-        if holds and agenda.decodes == decodes:
-            return agenda
-        if not agenda.is_for(decodes):
-            return self._make_agenda(decodes, PLANNED_FOR)
-        if holds:
-            return agenda.cut(decodes)
-        return self._make_agenda(decodes, min(2 * agenda.rounds, MOST_PLANNED_FOR))
+        if self._rounds < agenda.until:
+            if agenda.decodes == decodes:
+                return agenda
+            kept = agenda.kept(decodes)
+            return self._make_agenda(decodes, PLANNED_FOR) if kept is None else kept
+        rounds = min(2 * agenda.rounds, MOST_PLANNED_FOR) if agenda.is_for(decodes) else PLANNED_FOR
+        return self._make_agenda(decodes, rounds)
 
     def _make_agenda(self, decodes: Sequence[Decode], rounds: int) -> Agenda:
         """Holds for so many rounds; not with lookups, whose finds change from one to the next."""
@@ -109,7 +115,17 @@ class MixtureProposer(Proposer):
         idle = None if probing or any(plan.lengths) else Draft([[] for _ in decodes])
         until = self._rounds + (rounds if idle is None else IDLE_FOR * rounds)
         return Agenda(
-            list(decodes), requests, choices, plan, asked, promised, probing, idle, rounds, until
+            list(decodes),
+            requests,
+            choices,
+            plan,
+            asked,
+            promised,
+            probing,
+            idle,
+            batch,
+            rounds,
+            until,
         )
 
     def _carry_out(self, agenda: Agenda) -> tuple[Draft, bool]:
@@ -221,7 +237,6 @@ class MixtureProposer(Proposer):
     # -- learning ------------------------------------------------------------------------------
 
     def observe(self, request: Request, drafted: int, verdict: Verdict) -> None:
-        self._watch.verified()
         if not drafted and not self.lookups:
             return
         known = self._requests[request]

@@ -13,7 +13,13 @@ from tandem.drafting.parts import Part
 from tandem.scheduler import Decode
 
 PLANNED_FOR = 8  # rounds that first outlooks hold, and...
+ALIKE = 0.75  # times as many requests
 MOST_PLANNED_FOR = 32  # ... later ones: what they rest on changes ever more slowly
+
+
+def alike(batch: int, other: int) -> bool:
+    """Whether what holds for so many requests holds for so many others."""
+    return ALIKE * max(batch, other) <= min(batch, other)
 
 
 class Choice(NamedTuple):
@@ -91,6 +97,8 @@ class Agenda(NamedTuple):
     """The model, which is not to draft, is tried all the same."""
     idle: Draft | None
     """Where nothing is drafted."""
+    batch: int
+    """Requests when it was made."""
     rounds: int
     """For so many it holds, ..."""
     until: int
@@ -98,12 +106,24 @@ class Agenda(NamedTuple):
 
     def is_for(self, decodes: Sequence[Decode]) -> bool:
         """Whether these are the same requests."""
-        if len(decodes) != len(self.decodes):
-            return False
-        pairs = zip(self.decodes, decodes, strict=True)
-        return all(old.request is new.request for old, new in pairs)
+        return [one.request for one in self.decodes] == [one.request for one in decodes]
 
-    def cut(self, decodes: Sequence[Decode]) -> Agenda:
-        """The same for requests with other room for drafts: as a rule near their ends."""
-        asked = [min(n, one.lookahead) for n, one in zip(self.asked, decodes, strict=True)]
-        return self._replace(decodes=list(decodes), asked=asked)
+    def kept(self, decodes: Sequence[Decode]) -> Agenda | None:
+        """The same where some requests have gone, or have other room for drafts, as they do near
+        their ends; None where others have come, or the batch is another."""
+        places = {one.request: place for place, one in enumerate(self.decodes)}
+        mine = [places.get(one.request, -1) for one in decodes]
+        if -1 in mine or not alike(self.batch, len(decodes)):
+            return None
+        asked = [
+            min(self.asked[place], one.lookahead) for place, one in zip(mine, decodes, strict=True)
+        ]
+        lengths = [self.plan.lengths[place] for place in mine]
+        return self._replace(
+            decodes=list(decodes),
+            requests=[self.requests[place] for place in mine],
+            choices=[self.choices[place] for place in mine],
+            plan=self.plan._replace(lengths=lengths),
+            asked=asked,
+            idle=self.idle and Draft([[] for _ in decodes]),
+        )

@@ -17,8 +17,9 @@ class _Round(NamedTuple):
     rows: int
     """Of its pass."""
     begun: float
-    proposed: float
-    """When the pass began."""
+    seconds: float
+    """Of its pass."""
+    ended: float
 
 
 class _Drafted(NamedTuple):
@@ -37,34 +38,26 @@ class Stopwatch:
         self.costs = costs
         self.clock = clock
         self._rounds: list[_Round] = []
-        self._ends: list[float] = []
         self._drafts: list[_Drafted] = []
-        self._last: tuple[_Round, float] | None = None
-        """The last round learnt from, and its end."""
+        self._last: _Round | None = None
+        """The last round learnt from."""
 
     def drafted(self, requests: int, levels: int, seconds: float, read: int) -> None:
         """A model's draft took so long."""
         self._drafts.append(_Drafted(requests, levels, seconds, read))
 
-    def proposed(self, first: str, by_model: bool, rows: int, begun: float) -> None:
-        """A round's pass begins."""
-        if len(self._ends) < len(self._rounds):  # the last one was given up
-            self._rounds.pop()
-        self._rounds.append(_Round(first, by_model, rows, begun, self.clock()))
-
-    def verified(self) -> None:
-        """It has ended; the first call for a round counts."""
-        if len(self._ends) < len(self._rounds):
-            self._ends.append(self.clock())
+    def ended(self, first: str, by_model: bool, rows: int, begun: float, seconds: float) -> None:
+        """A round has ended, whose pass took so long."""
+        self._rounds.append(_Round(first, by_model, rows, begun, seconds, self.clock()))
 
     def learn(self) -> None:
         """From what was timed since the last call."""
-        for one, end in zip(self._rounds, self._ends, strict=False):
-            if self._last is not None and self._last[0].first == one.first:
-                before, ended = self._last
-                self.costs.observe_between(one.begun - ended, before.by_model)
-            self.costs.observe_pass(one.rows, end - one.proposed)
-            self._last = one, end
+        for one in self._rounds:
+            last = self._last
+            if last is not None and last.first == one.first:
+                self.costs.observe_between(one.begun - last.ended, last.by_model)
+            self.costs.observe_pass(one.rows, one.seconds)
+            self._last = one
         for drafted in self._drafts:
             self.costs.observe_draft(*drafted)
-        self._rounds, self._ends, self._drafts = [], [], []
+        self._rounds, self._drafts = [], []
