@@ -8,6 +8,8 @@ import pytest
 from tandem.drafting.costs import EXPLORING, FIRST_PROBES, RoundCosts, Times, profile
 from tandem.drafting.gains import PRIOR, Gains
 from tandem.drafting.lengths import Option, best_lengths, outlook
+from tandem.drafting.remembered import Known
+from tandem.drafting.stopwatch import Stopwatch
 
 FLAT = RoundCosts({1: 1.0, 64: 1.0})
 STEEP = RoundCosts({1: 1.0, 64: 64.0})
@@ -354,3 +356,41 @@ def test_a_longer_draft_is_expected_to_begin_but_once():
     assert found[0] == 0
     assert found[2] == pytest.approx(1.0)
     assert 1.3 < found[4] < 1.9
+
+
+def test_a_size_that_was_not_seen_for_long_is_learnt_sooner():
+    often, seldom = Times({1: 1.0, 64: 1.0}), Times({1: 1.0, 64: 1.0})
+    for _ in range(30):
+        often.observe(1, 1.0)
+        often.observe(64, 1.0)
+        seldom.observe(1, 1.0)
+    often.observe(64, 1.5)
+    seldom.observe(64, 1.5)
+    assert often.of(64) < 1.15 < 1.2 < seldom.of(64)
+
+
+def test_what_was_waited_for_between_requests_is_no_rounds_cost():
+    costs = RoundCosts({1: 1.0, 64: 1.0})
+    now = iter(range(0, 1000, 10))
+    watch = Stopwatch(costs, lambda: float(next(now)))
+    for first in ("a", "b", "c"):
+        watch.ended(first, False, 1, watch.clock(), 1.0)
+    watch.learn()
+    assert costs.between == 0
+    watch.ended("c", False, 1, watch.clock(), 1.0)
+    watch.learn()
+    assert costs.between == 10
+
+
+def test_only_rounds_without_a_draft_let_what_is_known_fade():
+    for drafts, fades in ((0, True), (40, False)):
+        known = Known([{}])
+        gains = Gains(COUNT)
+        learn(gains, {}, 400, COUNT, [1, 2, 3, 4])
+        before = learn(gains, known.gains[0], 60, COUNT, [])[0]
+        known.begin(1, 10)
+        known.drafts = drafts
+        known.begin(1, 50)
+        after = gains.expected(known.gains[0], COUNT)[0]
+        assert (after > before + 0.2) == fades
+        assert (after == before) != fades

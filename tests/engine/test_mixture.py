@@ -430,3 +430,98 @@ def test_a_dynamic_tree_begins_with_its_likeliest_nodes():
     tree.nodes = [Node(token, score, parent, (), ()) for token, score, parent in scores]
     draft = TreeProposer._draft(None, Draft([[]], [[]]), [tree])
     assert (draft.tokens, draft.parents) == ([[2, 3, 1]], [[0, 1, 0]])
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Round by round, for how many requests an agenda was made."""
+    found = []
+    make = MixtureProposer._make_agenda
+
+    def watched(self, decodes, rounds):
+        found.append(len(decodes))
+        return make(self, decodes, rounds)
+
+    monkeypatch.setattr(MixtureProposer, "_make_agenda", watched)
+    return found
+
+
+def test_what_is_planned_holds_while_no_others_come_and_few_go(made):
+    world = World()
+    model = Guess(world, 0.8, level_s=0.1)
+    mixture = MixtureProposer(
+        [Method("model", model, False)], LONGEST, world.costs(), clock=world.clock
+    )
+    requests = [make_request([1, 2]) for _ in range(9)]
+    for count, due in ((8, [8]), (7, []), (6, []), (5, [5]), (9, [9])):
+        made.clear()
+        asked = model.asked
+        world.run(mixture, count, LONGEST, 2, requests[:count])
+        assert made == due
+        assert model.asked == asked + 2
+    made.clear()
+    world.run(mixture, 9, LONGEST, 60, requests)
+    assert 2 <= len(made) <= 4
+
+
+def test_near_its_end_a_request_drafts_no_more_than_there_is_room_for(made):
+    world = World()
+    mixture = MixtureProposer(
+        [Method("model", Guess(world, 0.9, level_s=0.1), False)],
+        LONGEST,
+        world.costs(),
+        clock=world.clock,
+    )
+    request = make_request([1, 2])
+    found = [len(mixture.propose([Decode(request, room)]).tokens[0]) for room in (8, 5, 2, 1, 0, 8)]
+    assert made == [1]
+    assert found[0] == found[-1] > 2
+    assert found[2:5] == [2, 1, 0]
+
+
+def test_without_drafts_what_is_planned_holds_longer(made):
+    world = World(row_s=10.0)
+    mixture = MixtureProposer(
+        [Method("model", Guess(world, 0.1, level_s=5.0), False)],
+        LONGEST,
+        world.costs(),
+        clock=world.clock,
+    )
+    requests = [make_request([1, 2])]
+    world.run(mixture, 1, LONGEST, 20, requests)
+    made.clear()
+    world.run(mixture, 1, LONGEST, 200, requests)
+    assert len(made) <= 3
+
+
+def test_a_pass_is_timed_with_the_prompts_that_it_reads(engine, good_draft):
+    one = engine(draft_model=good_draft, adaptive_speculation=True, max_num_batched_tokens=64)
+    seen = []
+    one.proposer.passed = lambda rows, seconds: seen.append((rows, seconds > 0))
+    params = SamplingParams(temperature=0, max_tokens=30, num_draft_tokens=0)
+    one.add_request([1, 2, 3], params)
+    one.step()
+    one.add_request(list(range(40)), params)
+    one.step()
+    one.step()
+    assert seen == [(3, True), (41, True), (2, True)]
+
+
+class OneIsRight(NoProposer):
+    """A model whose drafts for one of its requests are right, and for all others wrong."""
+
+    def __init__(self, right):
+        self.right = right
+
+    def propose(self, decodes):
+        return Draft([[one.request is self.right] * one.lookahead for one in decodes])
+
+
+def test_a_request_that_is_known_has_an_outlook_of_its_own():
+    world = World()
+    good, bad = make_request([1, 2]), make_request([1, 2])
+    model = Method("model", OneIsRight(good), False)
+    mixture = MixtureProposer([model], LONGEST, world.costs(), clock=world.clock)
+    world.run(mixture, 2, LONGEST, 200, [good, bad])
+    draft = mixture.propose([Decode(good, LONGEST), Decode(bad, LONGEST)])
+    assert len(draft.tokens[0]) >= 6 > 3 > len(draft.tokens[1])

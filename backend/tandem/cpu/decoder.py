@@ -16,7 +16,7 @@ from tandem.attention.plan import Query
 from tandem.cpu.library import load_kernels
 from tandem.cpu.linear import KernelLinear
 from tandem.cpu.sampling import limits_of
-from tandem.cpu.structures import Chain, Chains, Entry, Layer, Matrix, Model, Step
+from tandem.cpu.structures import CHAIN, Chains, Entry, Layer, Matrix, Model, Step
 from tandem.models.decoder import Layer as DecoderLayer
 from tandem.models.decoder import Stack
 from tandem.models.feature_head import FeatureHead
@@ -173,8 +173,8 @@ class KernelStack:
         states = None if states is None else states.float().contiguous()
         longest = max(draw.length for draw in draws.chains)
         records, blocks, keys = self._records(queries, draws, logits.shape[1], longest)
-        tokens = array("q", bytes(8 * len(records) * longest))
-        chains = Chains(len(records), longest, logits.shape[1], records)
+        tokens = array("q", bytes(8 * len(queries) * longest))
+        chains = Chains(len(queries), longest, logits.shape[1], records)
         chains.logits, chains.seed = logits.data_ptr(), draws.seed
         chains.states, chains.ids, chains.q = map(_pointer, (states, ids, draws.q))
         chains.blocks, chains.keys, chains.tokens = map(_address, (blocks, keys, tokens))
@@ -187,17 +187,16 @@ class KernelStack:
 
     def _records(
         self, queries: Sequence[Query], draws: Draws, vocab: int, longest: int
-    ) -> tuple[ctypes.Array[Chain], Ints, Ints]:
+    ) -> tuple[bytes, Ints, Ints]:
         """As in the kernels' `Chains`: chains, block tables and keys."""
-        records, blocks, keys = (Chain * len(queries))(), array("i"), array("Q")
-        for index, (draw, query) in enumerate(zip(draws.chains, queries, strict=True)):
+        records, blocks, keys = [], array("i"), array("Q")
+        for draw, query in zip(draws.chains, queries, strict=True):
             limits = limits_of(draw.params, vocab)
-            records[index] = Chain(
-                limits, draw.noise, draw.length, len(blocks), query.start, draw.q_row
-            )
+            where = len(blocks), query.start, draw.q_row
+            records.append(CHAIN.pack(*limits, draw.noise, draw.length, *where))
             blocks.extend(query.blocks[: -(-query.end // self._block_size)])
             keys.extend(draw.keys or (0,) * longest)
-        return records, blocks, keys
+        return b"".join(records), blocks, keys
 
     def _queries(self, queries: Sequence[Query]) -> tuple[Ints, Ints, Ints]:
         """[queries, 5] as in the kernels' `Query`, and the tables that it points into."""

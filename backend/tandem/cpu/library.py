@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from tandem.cpu.structures import Chains, Limits, Matrix, Model, RowPlan, Step
+from tandem.cpu.structures import Chains, Matrix, Model, Step
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +45,9 @@ def load_kernels() -> ctypes.CDLL | None:
     library.tandem_packed.argtypes = (number, number, number)
     library.tandem_packed.restype = ctypes.c_int64
     library.tandem_pack.argtypes = (pointer, number, number, number, pointer)
-    limits, plans = ctypes.POINTER(Limits), ctypes.POINTER(RowPlan)
-    library.tandem_limit.argtypes = (pointer, number, number, limits, pointer, number)
-    library.tandem_judge.argtypes = (pointer, number, number, plans, pointer, ctypes.c_uint64)
+    packed = ctypes.c_char_p
+    library.tandem_limit.argtypes = (pointer, number, number, packed, pointer, number)
+    library.tandem_judge.argtypes = (pointer, number, number, packed, pointer, ctypes.c_uint64)
     library.tandem_judge.argtypes += (pointer, pointer, number)
     for name in ("release", "forward", "chains", "multiply", "pack", "limit", "judge"):
         getattr(library, f"tandem_{name}").restype = None

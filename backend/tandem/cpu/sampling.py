@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tandem.cpu import structures
 from tandem.cpu.library import load_kernels
+from tandem.cpu.structures import LIMITS, ROW_PLAN
 from tandem.request import SamplingParams
 from tandem.verification.judging import Judged, RowPlan
 
@@ -25,19 +25,19 @@ def limit(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     assert kernels is not None
     logits = logits.contiguous()
     count, vocab = logits.shape
-    limits = (structures.Limits * count)(*(limits_of(one, vocab) for one in params))
+    limits = b"".join([LIMITS.pack(*limits_of(one, vocab)) for one in params])
     scores = torch.empty_like(logits)
     threads = torch.get_num_threads()
     kernels.tandem_limit(logits.data_ptr(), count, vocab, limits, scores.data_ptr(), threads)
     return scores
 
 
-def limits_of(params: SamplingParams, vocab: int) -> structures.Limits:
-    """What rules tokens out of a vocabulary of that size."""
+def limits_of(params: SamplingParams, vocab: int) -> tuple[float, float, float, int]:
+    """What rules tokens out of a vocabulary of that size: LIMITS."""
     if params.greedy:
-        return structures.Limits(1.0, 0.0, 1.0, vocab)
+        return 1.0, 0.0, 1.0, vocab
     top_k = params.top_k if 0 < params.top_k < vocab else vocab
-    return structures.Limits(params.temperature, params.min_p, params.top_p, top_k)
+    return params.temperature, params.min_p, params.top_p, top_k
 
 
 def judge(scored: Tensor, q: Tensor | None, rows: Sequence[RowPlan], seed: int) -> Judged:
@@ -47,8 +47,8 @@ def judge(scored: Tensor, q: Tensor | None, rows: Sequence[RowPlan], seed: int) 
     scored = scored.contiguous()
     q = None if q is None else q.contiguous()
     count, vocab = scored.shape
-    plans = (structures.RowPlan * count)(
-        *(structures.RowPlan(row.noise, row.token, row.q_row, row.key & MASK) for row in rows)
+    plans = b"".join(
+        [ROW_PLAN.pack(row.noise, row.token, row.q_row, row.key & MASK) for row in rows]
     )
     tokens = torch.empty(count, dtype=torch.int64)
     kept = torch.empty(count, dtype=torch.int8)

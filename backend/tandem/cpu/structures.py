@@ -1,6 +1,7 @@
 """What crosses into the kernels: `structures.h`, field by field."""
 
-from ctypes import POINTER, Structure, c_float, c_int32, c_uint64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_uint64, c_void_p
+from struct import Struct
 
 
 class Matrix(Structure):
@@ -95,39 +96,13 @@ class Step(Structure):
     )
 
 
-class Limits(Structure):
-    """How a row's logits become scores."""
-
-    _fields_ = (
-        ("temperature", c_float),
-        ("min_p", c_float),
-        ("top_p", c_float),
-        ("top_k", c_int32),
-    )
-
-
-class RowPlan(Structure):
-    """`verification.judging.RowPlan`."""
-
-    _fields_ = (
-        ("noise", c_int32),
-        ("token", c_int32),
-        ("q_row", c_int32),
-        ("key", c_uint64),
-    )
-
-
-class Chain(Structure):
-    """How a chain of tokens is drafted."""
-
-    _fields_ = (
-        ("limits", Limits),
-        ("noise", c_int32),
-        ("length", c_int32),
-        ("blocks", c_int32),
-        ("start", c_int32),
-        ("q_row", c_int32),
-    )
+# Of those that come by the row, all are packed at once: ctypes would take ten times as long.
+LIMITS = Struct("fffi")
+"""How a row's logits become scores: temperature, min_p, top_p, top_k."""
+ROW_PLAN = Struct("iiiQ")
+"""`verification.judging.RowPlan`: noise, token, q_row, key."""
+CHAIN = Struct("fffiiiiii")
+"""How a chain of tokens is drafted: its limits, noise, length, blocks, start, q_row."""
 
 
 class Chains(Structure):
@@ -137,7 +112,7 @@ class Chains(Structure):
         ("count", c_int32),
         ("longest", c_int32),
         ("vocabulary", c_int32),
-        ("chain", POINTER(Chain)),
+        ("chain", c_char_p),
         ("logits", c_void_p),
         ("states", c_void_p),
         ("ids", c_void_p),

@@ -115,14 +115,16 @@ class Agenda(NamedTuple):
         mine = [places.get(one.request, -1) for one in decodes]
         if -1 in mine or not alike(self.batch, len(decodes)):
             return None
-        asked = [
-            min(self.asked[place], one.lookahead) for place, one in zip(mine, decodes, strict=True)
-        ]
         lengths = [self.plan.lengths[place] for place in mine]
+        choices = [self.choices[place] for place in mine]
+        asked = [
+            min(length, one.lookahead) if choice.option.by_model else 0
+            for length, choice, one in zip(lengths, choices, decodes, strict=True)
+        ]
         return self._replace(
             decodes=list(decodes),
             requests=[self.requests[place] for place in mine],
-            choices=[self.choices[place] for place in mine],
+            choices=choices,
             plan=self.plan._replace(lengths=lengths),
             asked=asked,
             idle=self.idle and Draft([[] for _ in decodes]),
