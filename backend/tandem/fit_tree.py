@@ -90,6 +90,9 @@ class RankCounter(ChainProposer):
         self.texts = texts
         self.counts = torch.zeros((depth, RANKS + 1), dtype=torch.int64)
 
+    def _at_once(self, logits: Tensor, chains: Sequence[Chain], q: Tensor | None) -> bool:
+        return False  # every level's logits are looked at
+
     def _append(self, logits: Tensor, chains: Sequence[Chain], q: Tensor | None) -> None:
         for chain in chains:
             request, place = chain.request, len(chain.tokens)
