@@ -103,6 +103,13 @@ def test_a_profile_takes_the_least_of_some_tries_and_stops_at_the_most():
     assert all(seconds >= 0 for seconds in found.values())
 
 
+def test_long_passes_are_profiled_but_once(monkeypatch):
+    monkeypatch.setattr("tandem.drafting.costs.LONG_S", 0.0)
+    calls = []
+    profile(calls.append, 4)
+    assert calls == [1, 2, 4]
+
+
 def test_times_lie_on_a_line_between_sizes_and_grow_beyond():
     times = Times({1: 1.0, 9: 2.0})
     assert times.of(5) == pytest.approx(1.5)
