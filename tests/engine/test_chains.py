@@ -12,6 +12,7 @@ from tests.engine.heads import drafting, make_head
 METHODS = ("draft_model", "eagle", "eagle3", "eagle31", "mtp")
 K = 5
 WAYS = (
+    SamplingParams(max_tokens=25, num_draft_tokens=0),
     SamplingParams(temperature=0, max_tokens=25),
     SamplingParams(seed=3, max_tokens=25, num_draft_tokens=2),
     SamplingParams(seed=4, max_tokens=25, top_k=20),
@@ -24,10 +25,26 @@ WAYS = (
 class Watched:
     """A guesser whose chains are drafted a second time, level by level."""
 
-    def __init__(self, guesser):
-        self.guesser, self.chains = guesser, guesser.chains
-        self.rounds = 0
-        guesser.chains = self
+    def __init__(self, proposer):
+        self.guesser, self.chains = proposer.guesser, proposer.guesser.chains
+        self.rounds = self.sampled = 0
+        self.guesser.chains = self
+        self.propose = proposer.propose
+        proposer.propose = self.proposed
+        self.shares = {}
+        """What tokens should have been drawn from, by request and depth."""
+
+    def proposed(self, decodes):
+        self.shares.clear()
+        draft = self.propose(decodes)
+        for place, decode in enumerate(decodes):
+            for depth in range(len(draft.tokens[place])):
+                due = self.shares.get((decode.request.id, depth))
+                if due is not None:
+                    self.sampled += 1
+                    torch.testing.assert_close(draft.q[place, depth], due, atol=1e-6, rtol=1e-4)
+                    assert due[draft.tokens[place][depth]] > 0
+        return draft
 
     def __call__(self, logits, requests, draws):
         found = self.chains(logits, requests, draws)
@@ -36,7 +53,7 @@ class Watched:
             growing = [b for b, tokens in enumerate(found) if len(tokens) > depth]
             for row, b in enumerate(growing):
                 line = logits[row if depth else b]
-                self.check(requests[b], draws, b, found[b], depth, line)
+                self.check(requests[b], found[b], depth, line)
             longer = [b for b in growing if len(found[b]) > depth + 1]
             if not longer:
                 break
@@ -49,8 +66,7 @@ class Watched:
             )
         return found
 
-    @staticmethod
-    def check(request, draws, b, tokens, depth, logits):
+    def check(self, request, tokens, depth, logits):
         row = Row(request, tokens[:depth])
         scored = scores(logits[None], [row])
         if request.params.greedy:
@@ -61,9 +77,7 @@ class Watched:
             )
             assert tokens[depth] == int((scored + noise).argmax())
         else:
-            q = draws.q.flatten(0, 1)[draws.chains[b].q_row + depth]
-            torch.testing.assert_close(q, scored.softmax(-1)[0], atol=1e-6, rtol=1e-4)
-            assert q[tokens[depth]] > 0
+            self.shares[request.id, depth] = scored.softmax(-1)[0]
 
 
 @pytest.fixture
@@ -76,7 +90,7 @@ def watched(engine, good_draft, tmp_path):
         else:
             parameters = drafting(method, make_head(tmp_path / method, method))
         one = engine(**parameters, num_speculative_tokens=K, **more)
-        return one, Watched(one.proposer.guesser)
+        return one, Watched(one.proposer)
 
     return make
 
@@ -88,11 +102,12 @@ def test_a_chain_is_what_its_levels_are(watched, method, threads):
     prompts = [[7 * i + j for j in range(1, 5 + 9 * i)] for i in range(len(WAYS))]
     one.generate([[t % 96 for t in prompt] for prompt in prompts], list(WAYS))
     assert watch.rounds > 5
+    assert watch.sampled > 20
 
 
 def test_beside_a_request_that_edits_logits_all_are_asked_level_by_level(watched):
     one, watch = watched("draft_model")
     edited = SamplingParams(temperature=0, max_tokens=30, repetition_penalty=1.2)
-    outputs = one.generate([[1, 2, 3], [4, 5]], [edited, WAYS[0]])
+    outputs = one.generate([[1, 2, 3], [4, 5]], [edited, WAYS[1]])
     assert not watch.rounds
     assert all(output.stats.drafted for output in outputs)

@@ -389,15 +389,24 @@ def test_what_was_waited_for_between_requests_is_no_rounds_cost():
     assert costs.between == 10
 
 
+def test_behind_any_number_of_rounds_a_request_is_only_forgotten():
+    """It may have waited for long, preempted."""
+    known, gains = Known([{}]), Gains(COUNT)
+    learn(gains, known.gains[0], 60, COUNT, [])
+    known.fade(1)
+    known.fade(10**6)
+    assert gains.expected(known.gains[0], COUNT)[0] < 1
+
+
 def test_only_rounds_without_a_draft_let_what_is_known_fade():
     for drafts, fades in ((0, True), (40, False)):
         known = Known([{}])
         gains = Gains(COUNT)
         learn(gains, {}, 400, COUNT, [1, 2, 3, 4])
         before = learn(gains, known.gains[0], 60, COUNT, [])[0]
-        known.begin(1, 10)
+        known.fade(10)
         known.drafts = drafts
-        known.begin(1, 50)
+        known.fade(50)
         after = gains.expected(known.gains[0], COUNT)[0]
         assert (after > before + 0.2) == fades
         assert (after == before) != fades

@@ -10,6 +10,7 @@ import torch
 from tandem import SamplingParams
 from tandem.drafting import Computed, Draft, NoProposer, Verdict
 from tandem.drafting.choosing import Method
+from tandem.drafting.gains import Gains
 from tandem.drafting.held import MOST_ROWS, HeldStates
 from tandem.drafting.mixture import MixtureProposer
 from tandem.drafting.parts import Part
@@ -507,6 +508,22 @@ def test_a_pass_is_timed_with_the_prompts_that_it_reads(engine, good_draft):
     assert seen == [(3, True), (41, True), (2, True)]
 
 
+def test_a_pass_that_reads_a_prompt_says_nothing_of_others():
+    world = World()
+    mixture = MixtureProposer(
+        [Method("model", Guess(world, 0.1, level_s=5.0), False)],
+        LONGEST,
+        world.costs(),
+        clock=world.clock,
+    )
+    request = make_request([1, 2])
+    for _ in range(200):
+        mixture.propose([Decode(request, 0)])
+        mixture.passed(3, 1.8)
+    mixture.propose([Decode(make_request([1, 2]), 0)])
+    assert mixture.costs.passes(1)[1] == pytest.approx(1.0)
+
+
 class OneIsRight(NoProposer):
     """A model whose drafts for one of its requests are right, and for all others wrong."""
 
@@ -525,3 +542,60 @@ def test_a_request_that_is_known_has_an_outlook_of_its_own():
     world.run(mixture, 2, LONGEST, 200, [good, bad])
     draft = mixture.propose([Decode(good, LONGEST), Decode(bad, LONGEST)])
     assert len(draft.tokens[0]) >= 6 > 3 > len(draft.tokens[1])
+
+
+def test_where_there_is_more_room_again_it_is_planned_anew(made):
+    world = World()
+    mixture = MixtureProposer(
+        [Method("model", Guess(world, 0.9, level_s=0.1), False)],
+        LONGEST,
+        world.costs(),
+        clock=world.clock,
+    )
+    request = make_request([1, 2])
+    found = [len(mixture.propose([Decode(request, room)]).tokens[0]) for room in (2, 2, 8)]
+    assert made == [1, 1]
+    assert found[:2] == [2, 2]
+    assert found[2] > 2
+
+
+def test_for_nobody_who_has_room_nothing_is_tried_and_plans_hold(made):
+    world = World()
+    model = Guess(world, 0.9, level_s=0.1)
+    mixture = MixtureProposer(
+        [Method("model", model, False)], LONGEST, world.costs(), clock=world.clock
+    )
+    world.run(mixture, 2, 0, 60)
+    assert not model.asked
+    assert len(made) <= 3
+    assert mixture.costs.besides == 0
+
+
+@pytest.mark.parametrize("by_model", [False, True])
+def test_rounds_without_a_draft_say_nothing_against_lookups(monkeypatch, by_model):
+    faded = []
+    monkeypatch.setattr(Gains, "fade", lambda own, rounds: faded.append(rounds))
+    world = World(row_s=10.0)
+    guess = Guess(world, 0.5, level_s=1.0 if by_model else 0.0)
+    mixture = MixtureProposer(
+        [Method("one", guess, not by_model)], LONGEST, world.costs(), clock=world.clock
+    )
+    world.run(mixture, 1, LONGEST, 100, [make_request([1, 2])])
+    assert bool(faded) == by_model
+
+
+def test_nothing_is_kept_of_requests_that_have_gone():
+    world = World()
+    mixture = MixtureProposer(
+        [Method("model", Guess(world, 0.5, level_s=0.1), False)],
+        LONGEST,
+        world.costs(),
+        clock=world.clock,
+    )
+    request = make_request([1, 2])
+    world.run(mixture, 1, LONGEST, 3, [request])
+    gone = weakref.ref(request)
+    del request
+    mixture.propose([])
+    gc.collect()
+    assert gone() is None

@@ -36,7 +36,7 @@ struct Head {
   float *scores, *mixed;
 };
 
-// What a pass needs room for, kept from pass to pass: [rows, ...], but the last two.
+// What a pass needs room for, kept from pass to pass: [rows, ...], but scores, draws and heads.
 struct Space {
   Team team;
   std::vector<float> x, normed, wide, fused, pair, qkv, mixed, gates, inner, delta, scores;

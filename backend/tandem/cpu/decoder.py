@@ -195,7 +195,7 @@ class KernelStack:
             where = len(blocks), query.start, draw.q_row
             records.append(CHAIN.pack(*limits, draw.noise, draw.length, *where))
             blocks.extend(query.blocks[: -(-query.end // self._block_size)])
-            keys.extend(draw.keys or (0,) * longest)
+            keys.extend((*draw.keys, *(0,) * (longest - len(draw.keys))))
         return b"".join(records), blocks, keys
 
     def _queries(self, queries: Sequence[Query]) -> tuple[Ints, Ints, Ints]:

@@ -64,6 +64,8 @@ class Chooser:
             self._usual, self._usual_in = {}, now
         if known.until <= now or not alike(known.batch, batch):
             self._learn()
+            if not self._methods[-1].is_lookup:
+                known.fade(now)
             known.begin(batch, now)
         key = decode.lookahead, *[len(part.tokens) for part in known.found]
         choice = known.choices.get(key)

@@ -17,7 +17,7 @@ MEMORY = 0.8  # of a moving average
 A_ROW = 0.05  # of a one-row pass, that a further row is expected to add where nothing is known
 A_LEVEL = 0.05  # of a pass, that a level of a model's draft is expected to take, and...
 BEGINNING = 2.0  # ... levels, that it takes to begin one
-OUTLIER = 2.0  # times what is known: the round may have read a prompt too, and counts for less
+OUTLIER = 2.0  # times what is known: others may have had the processor, and it counts for less
 OF_AN_OUTLIER = 0.02
 LONG_AGO = 16  # times of other sizes, since one was seen
 OF_ONE_NOT_SEEN = 0.5  # what it counts for then
@@ -192,11 +192,12 @@ class RoundCosts:
         self._explored = 0.0
         self._probes = 0
 
-    def observe_pass(self, rows: int, seconds: float) -> None:
-        """A pass over so many rows took so long."""
+    def observe_pass(self, rows: int | None, seconds: float) -> None:
+        """A pass over so many rows took so long; None: it read prompts too, and says nothing of
+        others."""
         self._elapsed += seconds
         self._rounds += 1
-        if seconds > 0 and not self._may_skip_pass(rows, seconds):
+        if rows is not None and seconds > 0 and not self._may_skip_pass(rows, seconds):
             self._passes.observe(rows, seconds)
             self._by_rows, self._by_round = [], []
 
@@ -205,7 +206,7 @@ class RoundCosts:
         means nothing; each LEARN_EVERY-th round is learnt from all the same."""
         if self._rounds % LEARN_EVERY == 0:
             return False
-        expected = self.passes(rows)[rows]
+        expected = self._passes.of(rows)
         return not SURPRISING * expected < abs(seconds - expected) < (OUTLIER - 1) * expected
 
     def observe_between(self, seconds: float, by_model: bool = False) -> None:

@@ -75,12 +75,14 @@ class DraftModel:
         tokens = [token for level in levels for token in level.tokens[-level.new :]]
         return self._forward(tokens, [level_query(level) for level in levels])
 
-    def chains(
-        self, logits: Tensor, requests: Sequence[Request], draws: Draws
-    ) -> list[list[int]] | None:
-        """In one call of the kernels, where they run the draft and its tokens are the target's."""
-        if self.runner.by_kernels is None or self.translation is not None:
-            return None
+    @property
+    def at_once(self) -> bool:
+        """Where the kernels run the draft, and its tokens are the target's."""
+        return self.runner.by_kernels is not None and self.translation is None
+
+    def chains(self, logits: Tensor, requests: Sequence[Request], draws: Draws) -> list[list[int]]:
+        """In one call of the kernels."""
+        assert self.runner.by_kernels is not None
         queries = [
             Query(request.blocks, len(request.tokens), draw.length - 1)
             for request, draw in zip(requests, draws.chains, strict=True)

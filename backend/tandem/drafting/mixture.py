@@ -60,14 +60,15 @@ class MixtureProposer(Proposer):
         self._agenda: Agenda | None = None
         self._rounds = 0
         self._watch = Stopwatch(costs, clock)
-        self._round: tuple[str, bool, float] | None = None
-        """The first request, whether the model drafts, and when that began."""
+        self._round: tuple[str, bool, int, float] | None = None
+        """The first request, whether the model drafts, the rows to verify, and when it began."""
 
     # -- drafting ------------------------------------------------------------------------------
 
     def propose(self, decodes: Sequence[Decode]) -> Draft:
         self._round = None
         if not decodes:
+            self._agenda = None  # nothing is kept of requests that have gone
             return Draft([])
         self._rounds += 1
         agenda = self._agenda = self._agenda_of(decodes)
@@ -75,13 +76,14 @@ class MixtureProposer(Proposer):
         draft, by_model = agenda.idle, False
         if draft is None:
             draft, by_model = self._carry_out(agenda)
-        self._round = decodes[0].request.id, by_model, begun
+        rows = len(decodes) + sum([len(tokens) for tokens in draft.tokens])
+        self._round = decodes[0].request.id, by_model, rows, begun
         return draft
 
     def passed(self, rows: int, seconds: float) -> None:
         if self._round is not None:
-            first, by_model, begun = self._round
-            self._watch.ended(first, by_model, rows, begun, seconds)
+            first, by_model, mine, begun = self._round
+            self._watch.ended(first, by_model, mine if mine == rows else None, begun, seconds)
 
     def _agenda_of(self, decodes: Sequence[Decode]) -> Agenda:
         agenda = self._agenda
@@ -111,11 +113,13 @@ class MixtureProposer(Proposer):
             asked.append(length * choice.option.by_model)
         batch = len(decodes)
         promised = plan.rate * self.costs.rounds(batch)[batch] / batch
-        probing = self.model is not None and not any(asked) and self.costs.may_explore
+        able = self._able(decodes, requests)
+        probing = bool(able) and not any(asked) and self.costs.may_explore
         idle = None if probing or any(plan.lengths) else Draft([[] for _ in decodes])
         until = self._rounds + (rounds if idle is None else IDLE_FOR * rounds)
         return Agenda(
             list(decodes),
+            [decode.lookahead for decode in decodes],
             requests,
             choices,
             plan,
@@ -204,16 +208,20 @@ class MixtureProposer(Proposer):
         assert self._held is not None
         return max(self._held.rows(request), request.computed - request.draft_computed)
 
+    def _able(self, decodes: Sequence[Decode], requests: Sequence[Known]) -> list[int]:
+        """For whom the model may draft."""
+        if self.model is None:
+            return []
+        return [
+            place
+            for place, (decode, known) in enumerate(zip(decodes, requests, strict=True))
+            if decode.lookahead and known.only in (None, len(self.lookups))
+        ]
+
     def _probe(self, agenda: Agenda, parts: list[Part]) -> Tensor | None:
         """Tries the model, which is not expected to pay, for the request that loses least by it."""
         self._agenda = None  # once
-        able = [
-            place
-            for place, (_, lookahead) in enumerate(agenda.decodes)
-            if lookahead and agenda.requests[place].only in (None, len(self.lookups))
-        ]
-        if not able:
-            return None
+        able = self._able(agenda.decodes, agenda.requests)
         waived = {place: self._waived(agenda, place) for place in able}
         place = min(able, key=lambda one: (waived[one], self._unread(agenda.decodes[one].request)))
         asked = [0] * len(parts)

@@ -13,6 +13,7 @@ from tandem.drafting.parts import Part
 from tandem.scheduler import Decode
 
 PLANNED_FOR = 8  # rounds that first outlooks hold, and...
+ALL_FADES = 256  # rounds, behind which nothing counts any more
 ALIKE = 0.75  # times as many requests
 MOST_PLANNED_FOR = 32  # ... later ones: what they rest on changes ever more slowly
 
@@ -57,19 +58,22 @@ class Known:
     rounds: int = PLANNED_FOR
     """... the next time it will hold for so many."""
     begun: int = 0
-    """The round when it was worked out last, and..."""
+    """The round up to which the model's drafts have faded, and..."""
     drafts: int = 0
-    """... the model's drafts since then."""
+    """... how many there were since then."""
 
     def begin(self, batch: int, now: int) -> None:
         """Anew in this round."""
-        idle = now - self.begun - self.drafts
-        if self.begun and idle > 0:
-            Gains.fade(self.gains[-1], idle)
-        self.begun, self.drafts = now, 0
         self.outlooks, self.choices = {}, {}
         self.batch, self.until = batch, now + self.rounds
         self.rounds = min(2 * self.rounds, MOST_PLANNED_FOR)
+
+    def fade(self, now: int) -> None:
+        """What is known of the model's drafts counts for less behind rounds without one."""
+        idle = min(now - self.begun - self.drafts, ALL_FADES)
+        if self.begun and idle > 0:
+            Gains.fade(self.gains[-1], idle)
+        self.begun, self.drafts = now, 0
 
 
 class Judged(NamedTuple):
@@ -86,6 +90,8 @@ class Agenda(NamedTuple):
     """What is to be drafted in some rounds, as long as the requests are the same."""
 
     decodes: list[Decode]
+    room: list[int]
+    """Their lookaheads when it was made."""
     requests: list[Known]
     choices: list[Choice]
     plan: Plan
@@ -115,6 +121,9 @@ class Agenda(NamedTuple):
         mine = [places.get(one.request, -1) for one in decodes]
         if -1 in mine or not alike(self.batch, len(decodes)):
             return None
+        room = [self.room[place] for place in mine]
+        if any(one.lookahead > most for one, most in zip(decodes, room, strict=True)):
+            return None
         lengths = [self.plan.lengths[place] for place in mine]
         choices = [self.choices[place] for place in mine]
         asked = [
@@ -123,6 +132,7 @@ class Agenda(NamedTuple):
         ]
         return self._replace(
             decodes=list(decodes),
+            room=room,
             requests=[self.requests[place] for place in mine],
             choices=choices,
             plan=self.plan._replace(lengths=lengths),

@@ -1,7 +1,8 @@
 """Methods that guess with a model: what such a model does, apart from how its guesses are used.
 
 A guesser predicts the token behind each text (`begin`), then the tokens behind the nodes it is
-handed (`extend`), level by level. `chain` and `tree` choose which guesses become nodes.
+handed (`extend`), level by level, or whole chains in one go (`chains`). `chain` and `tree` choose
+which guesses become nodes.
 """
 
 from __future__ import annotations
@@ -39,6 +40,12 @@ class Guesser(Protocol):
     taps: tuple[int, ...] | None
     """As in `Proposer`."""
 
+    @property
+    def at_once(self) -> bool:
+        """Whether it draws whole chains in one go (`chains`); otherwise it is asked level by
+        level."""
+        ...
+
     def begin(self, decodes: Sequence[Decode]) -> tuple[list[int], Tensor]:
         """Which of the decodes it can draft for now, as indices [B], and the logits [B, V] of the
         token behind each one's text."""
@@ -48,11 +55,8 @@ class Guesser(Protocol):
         """Feeds the new nodes of all levels; logits [sum of new, V] of what follows each."""
         ...
 
-    def chains(
-        self, logits: Tensor, requests: Sequence[Request], draws: Draws
-    ) -> list[list[int]] | None:
-        """Draws whole chains in one go, from the logits [B, V] of `begin`; None: it has to be asked
-        level by level."""
+    def chains(self, logits: Tensor, requests: Sequence[Request], draws: Draws) -> list[list[int]]:
+        """Draws whole chains, from the logits [B, V] of `begin`."""
         ...
 
     def keep(self, request: Request, nodes: int) -> None:
@@ -62,6 +66,15 @@ class Guesser(Protocol):
     def absorb(self, computed: Sequence[Computed], features: Tensor) -> None:
         """As in `Proposer`."""
         ...
+
+
+class ByLevels:
+    """What can be asked level by level alone."""
+
+    at_once = False
+
+    def chains(self, logits: Tensor, requests: Sequence[Request], draws: Draws) -> list[list[int]]:
+        raise NotImplementedError
 
 
 def depth(level: Level) -> int:

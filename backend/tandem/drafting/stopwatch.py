@@ -14,8 +14,8 @@ class _Round(NamedTuple):
     """Of its requests. Where it goes on, nothing was waited for in between."""
     by_model: bool
     """Whether the model drafted."""
-    rows: int
-    """Of its pass."""
+    rows: int | None
+    """Of its pass; None: it read prompts too."""
     begun: float
     seconds: float
     """Of its pass."""
@@ -46,7 +46,9 @@ class Stopwatch:
         """A model's draft took so long."""
         self._drafts.append(_Drafted(requests, levels, seconds, read))
 
-    def ended(self, first: str, by_model: bool, rows: int, begun: float, seconds: float) -> None:
+    def ended(
+        self, first: str, by_model: bool, rows: int | None, begun: float, seconds: float
+    ) -> None:
         """A round has ended, whose pass took so long."""
         self._rounds.append(_Round(first, by_model, rows, begun, seconds, self.clock()))
 

@@ -55,11 +55,10 @@ class HeadRunner:
 
     def chains(
         self, logits: Tensor, queries: Sequence[Query], draws: Draws, hidden: Tensor
-    ) -> list[list[int]] | None:
-        """As `KernelStack.chains`; hidden [B, hidden]: what the first tokens fed take. None where
-        the kernels do not run the head."""
-        if self.by_kernels is None:
-            return None
+    ) -> list[list[int]]:
+        """As `KernelStack.chains`, where the kernels run the head; hidden [B, hidden]: what the
+        first tokens fed take."""
+        assert self.by_kernels is not None
         return self.by_kernels.chains(logits, queries, draws, hidden, self.head.token_ids)
 
     def _by_torch(

@@ -46,7 +46,7 @@ class ChainDraw(NamedTuple):
     length: int
     """Tokens."""
     keys: Sequence[int]
-    """Of each token's noise, to the longest chain's length; empty unless it is KEYED."""
+    """Of each token's noise; empty unless it is KEYED."""
     q_row: int
     """The row of q, places in order, for what the first token is drawn from; -1: for none."""
 

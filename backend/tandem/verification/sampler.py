@@ -130,7 +130,7 @@ class Sampler:
             kind, position = noise_of(request), len(request.tokens)
             keys = []
             if kind == KEYED and request.seed is not None:
-                keys = [row_key(request.seed, position + i) for i in range(longest)]
+                keys = [row_key(request.seed, position + i) for i in range(length)]
             q_row = place * longest if kind == RANDOM else -1
             chains.append(ChainDraw(request.params, kind, length, keys, q_row))
         return Draws(chains, self._seeds.getrandbits(31), q)

@@ -18,7 +18,7 @@ from tandem.attention.paged import PagedKVCache, kv_block_bytes
 from tandem.attention.plan import Query
 from tandem.drafting import Computed
 from tandem.drafting.draft_model import level_query
-from tandem.drafting.steps import Level, depth
+from tandem.drafting.steps import ByLevels, Level, depth
 from tandem.models.feature_head import FeatureHead
 from tandem.request import Notes, Request
 from tandem.runners.head_runner import HeadRunner
@@ -114,9 +114,11 @@ class FeatureGuesser:
         logits, self._hidden = self.runner.step(*self._level_rows(levels))
         return logits
 
-    def chains(
-        self, logits: Tensor, requests: Sequence[Request], draws: Draws
-    ) -> list[list[int]] | None:
+    @property
+    def at_once(self) -> bool:
+        return self.runner.by_kernels is not None
+
+    def chains(self, logits: Tensor, requests: Sequence[Request], draws: Draws) -> list[list[int]]:
         queries = [
             Query(request.blocks, len(request.tokens) - 1, draw.length - 1)
             for request, draw in zip(requests, draws.chains, strict=True)
@@ -134,7 +136,7 @@ class FeatureGuesser:
         """Everything is written again from true hidden states."""
 
 
-class ParallelGuesser(FeatureGuesser):
+class ParallelGuesser(ByLevels, FeatureGuesser):
     """For heads that guess all tokens at once (P-EAGLE): rows behind the text see
     a mask in the place of token and hidden state, and none knows the others' guesses."""
 
@@ -162,11 +164,6 @@ class ParallelGuesser(FeatureGuesser):
             hidden, masks = self.mask.features.expand(rows, -1), [self.mask.token] * rows
             self._masked, _ = self.runner.step(masks, hidden, queries, fused=False)
         return ready, logits
-
-    def chains(
-        self, logits: Tensor, requests: Sequence[Request], draws: Draws
-    ) -> list[list[int]] | None:
-        return None
 
     def extend(self, levels: Sequence[Level]) -> Tensor:
         """The next place's guesses, whatever the nodes are."""

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from tandem.drafting import Computed
+from tandem.drafting.steps import ByLevels
 from tandem.request import Notes, Request
 from tandem.scheduler import Decode
-from tandem.verification.judging import Draws
 
 
-class LastHidden(nn.Module):
+class LastHidden(ByLevels, nn.Module):
     """Keeps the hidden state at the end of each text. It has no KV, and nothing to take back."""
 
     taps: tuple[int, ...] | None = ()
@@ -25,11 +25,6 @@ class LastHidden(nn.Module):
     def absorb(self, computed: Sequence[Computed], features: Tensor) -> None:
         for one in computed:
             self._hidden[one.request] = features[one.rows[-1]].clone()
-
-    def chains(
-        self, logits: Tensor, requests: Sequence[Request], draws: Draws
-    ) -> list[list[int]] | None:
-        return None
 
     def keep(self, request: Request, nodes: int) -> None:
         pass

@@ -17,14 +17,12 @@ from torch import Tensor
 
 from tandem.attention.plan import Query
 from tandem.drafting.heads.features import FeatureGuesser
-from tandem.drafting.steps import Level, depth
+from tandem.drafting.steps import ByLevels, Level, depth
 from tandem.models.feature_head import FeatureHead
-from tandem.request import Request
 from tandem.runners.head_runner import HeadRunner
-from tandem.verification.judging import Draws
 
 
-class ModulesGuesser(FeatureGuesser):
+class ModulesGuesser(ByLevels, FeatureGuesser):
     """A guesser around modules whose KV caches are layers of one."""
 
     def __init__(
@@ -79,11 +77,6 @@ class ModulesGuesser(FeatureGuesser):
     def _slot(self, query: Query, position: int) -> int:
         block, offset = divmod(position, self.cache.block_size)
         return query.blocks[block] * self.cache.block_size + offset
-
-    def chains(
-        self, logits: Tensor, requests: Sequence[Request], draws: Draws
-    ) -> list[list[int]] | None:
-        return None
 
     @torch.inference_mode()
     def extend(self, levels: Sequence[Level]) -> Tensor:
