@@ -26,9 +26,9 @@ class Watched:
     """A guesser whose chains are drafted a second time, level by level."""
 
     def __init__(self, proposer):
-        self.guesser, self.chains = proposer.guesser, proposer.guesser.chains
+        self.guesser, self.chains = proposer.guesser, proposer.guesser._chains
         self.rounds = self.sampled = 0
-        self.guesser.chains = self
+        self.guesser._chains = self
         self.propose = proposer.propose
         proposer.propose = self.proposed
         self.shares = {}

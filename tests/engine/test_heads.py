@@ -143,7 +143,7 @@ def test_guesses_are_those_of_the_formula(
 
     guesser.begin, guesser.extend = spying_begin, spying_extend
     # test_chains compares whole chains with this
-    monkeypatch.setattr(type(guesser), "at_once", False)
+    monkeypatch.setattr(type(guesser), "at_once", None)
     while not one.idle:
         seen.clear()
         one.step()

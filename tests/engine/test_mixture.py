@@ -121,6 +121,13 @@ def test_a_request_may_name_the_method_that_drafts_for_it(engine, target, drafts
 LONGEST = 8
 
 
+def of_a_model(world, model):
+    """A mixture of one model."""
+    return MixtureProposer(
+        [Method("model", model, False)], LONGEST, world.costs(), clock=world.clock
+    )
+
+
 def mixed_rate(world, batch, rounds=1000, **methods):
     """Simulated tokens a second and request."""
     guesses = {name: Guess(world, **of) for name, of in methods.items()}
@@ -198,9 +205,7 @@ def test_where_a_model_hardly_pays_some_rounds_go_without_it(chance, rests):
     """What they take is not known otherwise."""
     world = World()
     model = Guess(world, chance, level_s=0.1)
-    mixture = MixtureProposer(
-        [Method("model", model, False)], LONGEST, world.costs(), clock=world.clock
-    )
+    mixture = of_a_model(world, model)
     world.run(mixture, 1, LONGEST, 500)
     asked = model.asked
     world.run(mixture, 1, LONGEST, 610, [make_request([1, 2])])
@@ -210,9 +215,7 @@ def test_where_a_model_hardly_pays_some_rounds_go_without_it(chance, rests):
 def test_the_first_rests_behind_a_pause_come_soon():
     world = World()
     model = Guess(world, 0.4, level_s=0.1)
-    mixture = MixtureProposer(
-        [Method("model", model, False)], LONGEST, world.costs(), clock=world.clock
-    )
+    mixture = of_a_model(world, model)
     world.run(mixture, 1, LONGEST, 500)
     world.run(mixture, 1, 0, 20)  # no room for a draft
     first, *later = rested(world, mixture, model, 60)
@@ -450,9 +453,7 @@ def made(monkeypatch):
 def test_what_is_planned_holds_while_no_others_come_and_few_go(made):
     world = World()
     model = Guess(world, 0.8, level_s=0.1)
-    mixture = MixtureProposer(
-        [Method("model", model, False)], LONGEST, world.costs(), clock=world.clock
-    )
+    mixture = of_a_model(world, model)
     requests = [make_request([1, 2]) for _ in range(9)]
     for count, due in ((8, [8]), (7, []), (6, []), (5, [5]), (9, [9])):
         made.clear()
@@ -467,12 +468,7 @@ def test_what_is_planned_holds_while_no_others_come_and_few_go(made):
 
 def test_near_its_end_a_request_drafts_no_more_than_there_is_room_for(made):
     world = World()
-    mixture = MixtureProposer(
-        [Method("model", Guess(world, 0.9, level_s=0.1), False)],
-        LONGEST,
-        world.costs(),
-        clock=world.clock,
-    )
+    mixture = of_a_model(world, Guess(world, 0.9, level_s=0.1))
     request = make_request([1, 2])
     found = [len(mixture.propose([Decode(request, room)]).tokens[0]) for room in (8, 5, 2, 1, 0, 8)]
     assert made == [1]
@@ -482,12 +478,7 @@ def test_near_its_end_a_request_drafts_no_more_than_there_is_room_for(made):
 
 def test_without_drafts_what_is_planned_holds_longer(made):
     world = World(row_s=10.0)
-    mixture = MixtureProposer(
-        [Method("model", Guess(world, 0.1, level_s=5.0), False)],
-        LONGEST,
-        world.costs(),
-        clock=world.clock,
-    )
+    mixture = of_a_model(world, Guess(world, 0.1, level_s=5.0))
     requests = [make_request([1, 2])]
     world.run(mixture, 1, LONGEST, 20, requests)
     made.clear()
@@ -510,12 +501,7 @@ def test_a_pass_is_timed_with_the_prompts_that_it_reads(engine, good_draft):
 
 def test_a_pass_that_reads_a_prompt_says_nothing_of_others():
     world = World()
-    mixture = MixtureProposer(
-        [Method("model", Guess(world, 0.1, level_s=5.0), False)],
-        LONGEST,
-        world.costs(),
-        clock=world.clock,
-    )
+    mixture = of_a_model(world, Guess(world, 0.1, level_s=5.0))
     request = make_request([1, 2])
     for _ in range(200):
         mixture.propose([Decode(request, 0)])
@@ -546,12 +532,7 @@ def test_a_request_that_is_known_has_an_outlook_of_its_own():
 
 def test_where_there_is_more_room_again_it_is_planned_anew(made):
     world = World()
-    mixture = MixtureProposer(
-        [Method("model", Guess(world, 0.9, level_s=0.1), False)],
-        LONGEST,
-        world.costs(),
-        clock=world.clock,
-    )
+    mixture = of_a_model(world, Guess(world, 0.9, level_s=0.1))
     request = make_request([1, 2])
     found = [len(mixture.propose([Decode(request, room)]).tokens[0]) for room in (2, 2, 8)]
     assert made == [1, 1]
@@ -562,9 +543,7 @@ def test_where_there_is_more_room_again_it_is_planned_anew(made):
 def test_for_nobody_who_has_room_nothing_is_tried_and_plans_hold(made):
     world = World()
     model = Guess(world, 0.9, level_s=0.1)
-    mixture = MixtureProposer(
-        [Method("model", model, False)], LONGEST, world.costs(), clock=world.clock
-    )
+    mixture = of_a_model(world, model)
     world.run(mixture, 2, 0, 60)
     assert not model.asked
     assert len(made) <= 3
@@ -586,12 +565,7 @@ def test_rounds_without_a_draft_say_nothing_against_lookups(monkeypatch, by_mode
 
 def test_nothing_is_kept_of_requests_that_have_gone():
     world = World()
-    mixture = MixtureProposer(
-        [Method("model", Guess(world, 0.5, level_s=0.1), False)],
-        LONGEST,
-        world.costs(),
-        clock=world.clock,
-    )
+    mixture = of_a_model(world, Guess(world, 0.5, level_s=0.1))
     request = make_request([1, 2])
     world.run(mixture, 1, LONGEST, 3, [request])
     gone = weakref.ref(request)

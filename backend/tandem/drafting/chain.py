@@ -66,11 +66,12 @@ class ChainProposer(Proposer):
     def _at_once(self, logits: Tensor, chains: Sequence[Chain], q: Tensor | None) -> bool:
         """Has the guesser draw all tokens by itself, where it can and nothing edits logits."""
         requests = [chain.request for chain in chains]
-        if not self.guesser.at_once or any(one.params.edits_logits for one in requests):
+        draw_chains = self.guesser.at_once
+        if draw_chains is None or any(one.params.edits_logits for one in requests):
             return False
         lengths = [chain.lookahead for chain in chains]
         draws = self.sampler.draws(requests, lengths, q, [chain.place for chain in chains])
-        found = self.guesser.chains(logits, requests, draws)
+        found = draw_chains(logits, requests, draws)
         for chain, tokens in zip(chains, found, strict=True):
             chain.tokens = tokens
         return True

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tandem.attention.plan import Query
 from tandem.drafting import Computed
-from tandem.drafting.steps import Level
+from tandem.drafting.steps import Chains, Level
 from tandem.drafting.vocabulary import Translation
 from tandem.request import Request
 from tandem.runners.parallel_runner import Runner
@@ -76,11 +76,12 @@ class DraftModel:
         return self._forward(tokens, [level_query(level) for level in levels])
 
     @property
-    def at_once(self) -> bool:
+    def at_once(self) -> Chains | None:
         """Where the kernels run the draft, and its tokens are the target's."""
-        return self.runner.by_kernels is not None and self.translation is None
+        by_kernels = self.runner.by_kernels is not None and self.translation is None
+        return self._chains if by_kernels else None
 
-    def chains(self, logits: Tensor, requests: Sequence[Request], draws: Draws) -> list[list[int]]:
+    def _chains(self, logits: Tensor, requests: Sequence[Request], draws: Draws) -> list[list[int]]:
         """In one call of the kernels."""
         assert self.runner.by_kernels is not None
         queries = [

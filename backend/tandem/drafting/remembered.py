@@ -116,7 +116,7 @@ class Agenda(NamedTuple):
 
     def kept(self, decodes: Sequence[Decode]) -> Agenda | None:
         """The same where some requests have gone, or have other room for drafts, as they do near
-        their ends; None where others have come, or the batch is another."""
+        their ends; None where others have come, the batch is another, or there is more room."""
         places = {one.request: place for place, one in enumerate(self.decodes)}
         mine = [places.get(one.request, -1) for one in decodes]
         if -1 in mine or not alike(self.batch, len(decodes)):

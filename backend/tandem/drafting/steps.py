@@ -1,13 +1,13 @@
 """Methods that guess with a model: what such a model does, apart from how its guesses are used.
 
 A guesser predicts the token behind each text (`begin`), then the tokens behind the nodes it is
-handed (`extend`), level by level, or whole chains in one go (`chains`). `chain` and `tree` choose
+handed (`extend`), level by level, or whole chains in one go (`at_once`). `chain` and `tree` choose
 which guesses become nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -32,6 +32,10 @@ class Level(NamedTuple):
     """Row of the previous logits that each new node was chosen from."""
 
 
+Chains = Callable[[Tensor, Sequence[Request], Draws], list[list[int]]]
+"""Tokens of each request's chain, from the logits [B, V] of `begin`."""
+
+
 class Guesser(Protocol):
     """A model that guesses tokens level by level."""
 
@@ -41,9 +45,8 @@ class Guesser(Protocol):
     """As in `Proposer`."""
 
     @property
-    def at_once(self) -> bool:
-        """Whether it draws whole chains in one go (`chains`); otherwise it is asked level by
-        level."""
+    def at_once(self) -> Chains | None:
+        """What draws whole chains in one go; None: it is asked level by level."""
         ...
 
     def begin(self, decodes: Sequence[Decode]) -> tuple[list[int], Tensor]:
@@ -55,10 +58,6 @@ class Guesser(Protocol):
         """Feeds the new nodes of all levels; logits [sum of new, V] of what follows each."""
         ...
 
-    def chains(self, logits: Tensor, requests: Sequence[Request], draws: Draws) -> list[list[int]]:
-        """Draws whole chains, from the logits [B, V] of `begin`."""
-        ...
-
     def keep(self, request: Request, nodes: int) -> None:
         """Told before the commit how many of the first nodes fed have become text, in order."""
         ...
@@ -66,15 +65,6 @@ class Guesser(Protocol):
     def absorb(self, computed: Sequence[Computed], features: Tensor) -> None:
         """As in `Proposer`."""
         ...
-
-
-class ByLevels:
-    """What can be asked level by level alone."""
-
-    at_once = False
-
-    def chains(self, logits: Tensor, requests: Sequence[Request], draws: Draws) -> list[list[int]]:
-        raise NotImplementedError
 
 
 def depth(level: Level) -> int:

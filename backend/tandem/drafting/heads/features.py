@@ -18,7 +18,7 @@ from tandem.attention.paged import PagedKVCache, kv_block_bytes
 from tandem.attention.plan import Query
 from tandem.drafting import Computed
 from tandem.drafting.draft_model import level_query
-from tandem.drafting.steps import ByLevels, Level, depth
+from tandem.drafting.steps import Chains, Level, depth
 from tandem.models.feature_head import FeatureHead
 from tandem.request import Notes, Request
 from tandem.runners.head_runner import HeadRunner
@@ -115,10 +115,10 @@ class FeatureGuesser:
         return logits
 
     @property
-    def at_once(self) -> bool:
-        return self.runner.by_kernels is not None
+    def at_once(self) -> Chains | None:
+        return None if self.runner.by_kernels is None else self._chains
 
-    def chains(self, logits: Tensor, requests: Sequence[Request], draws: Draws) -> list[list[int]]:
+    def _chains(self, logits: Tensor, requests: Sequence[Request], draws: Draws) -> list[list[int]]:
         queries = [
             Query(request.blocks, len(request.tokens) - 1, draw.length - 1)
             for request, draw in zip(requests, draws.chains, strict=True)
@@ -136,7 +136,7 @@ class FeatureGuesser:
         """Everything is written again from true hidden states."""
 
 
-class ParallelGuesser(ByLevels, FeatureGuesser):
+class ParallelGuesser(FeatureGuesser):
     """For heads that guess all tokens at once (P-EAGLE): rows behind the text see
     a mask in the place of token and hidden state, and none knows the others' guesses."""
 
@@ -148,6 +148,10 @@ class ParallelGuesser(ByLevels, FeatureGuesser):
         self._first_row: dict[str, int] = {}
         self._masked: Tensor
         """[sum of lookahead - 1, V]"""
+
+    @property
+    def at_once(self) -> None:
+        return None
 
     @torch.inference_mode()
     def begin(self, decodes: Sequence[Decode]) -> tuple[list[int], Tensor]:

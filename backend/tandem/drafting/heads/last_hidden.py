@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from tandem.drafting import Computed
-from tandem.drafting.steps import ByLevels
 from tandem.request import Notes, Request
 from tandem.scheduler import Decode
 
 
-class LastHidden(ByLevels, nn.Module):
+class LastHidden(nn.Module):
     """Keeps the hidden state at the end of each text. It has no KV, and nothing to take back."""
 
     taps: tuple[int, ...] | None = ()
+    at_once = None
 
     def __init__(self) -> None:
         super().__init__()

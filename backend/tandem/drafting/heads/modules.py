@@ -17,12 +17,12 @@ from torch import Tensor
 
 from tandem.attention.plan import Query
 from tandem.drafting.heads.features import FeatureGuesser
-from tandem.drafting.steps import ByLevels, Level, depth
+from tandem.drafting.steps import Level, depth
 from tandem.models.feature_head import FeatureHead
 from tandem.runners.head_runner import HeadRunner
 
 
-class ModulesGuesser(ByLevels, FeatureGuesser):
+class ModulesGuesser(FeatureGuesser):
     """A guesser around modules whose KV caches are layers of one."""
 
     def __init__(
@@ -77,6 +77,10 @@ class ModulesGuesser(ByLevels, FeatureGuesser):
     def _slot(self, query: Query, position: int) -> int:
         block, offset = divmod(position, self.cache.block_size)
         return query.blocks[block] * self.cache.block_size + offset
+
+    @property
+    def at_once(self) -> None:
+        return None
 
     @torch.inference_mode()
     def extend(self, levels: Sequence[Level]) -> Tensor:
