@@ -573,3 +573,15 @@ def test_nothing_is_kept_of_requests_that_have_gone():
     mixture.propose([])
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize(("unread", "due"), [(100, [1, 1]), (3, [1])])
+def test_what_was_planned_before_the_model_read_a_prompt_is_planned_anew(made, unread, due):
+    world = World()
+    mixture = of_a_model(world, Guess(world, 0.9, level_s=0.1))
+    request = make_request([1, 2])
+    request.computed = unread
+    for _ in range(2):
+        assert mixture.propose([Decode(request, LONGEST)]).tokens[0]
+        request.draft_computed = request.computed
+    assert made == due
