@@ -85,12 +85,18 @@ def _show(result: Result, console: Console) -> None:
     for name, one in result.trends.items():
         memory.add_row(name, f"{one.mean_mib:.0f}", f"{one.growth_mib:+.1f}")
     console.print(memory, f"before: {result.before}", f"after: {result.after}", sep="\n")
-    if result.health_ms:
-        points = np.percentile(result.health_ms, [50, 99, 100])
-        console.print("health answered in ms: p50 {:.1f}, p99 {:.1f}, most {:.1f}".format(*points))
+    if result.health:
+        console.print(_answered([one.ms for one in result.health], "health answered in ms"))
+        net = [one.ms - one.own_ms for one in result.health]
+        console.print(_answered(net, "without the asker's own wait for a core"))
     for trouble in result.troubles:
         console.print(f"WRONG: {trouble}", markup=False)
     console.print("All adds up." if not result.troubles else "It does not add up.")
+
+
+def _answered(ms: list[float], what: str) -> str:
+    points = np.percentile(ms, [50, 99, 100])
+    return "{}: p50 {:.1f}, p99 {:.1f}, most {:.1f}".format(what, *points)
 
 
 def _draw(result: Result, path: Path) -> None:

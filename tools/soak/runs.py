@@ -18,7 +18,7 @@ from tandem.serving import Endpoints, ServerOptions, TritonServer
 from tandem.serving.overrides import overridden
 from tandem_client import GrpcClient
 from tools.soak.account import Account, read, settled, troubles
-from tools.soak.health import health_asked
+from tools.soak.health import Asked, health_asked
 from tools.soak.traffic import Ask, Ends, any_ask, closed_loop, open_loop
 from tools.soak.watch import MIB, Footprint, Sample, Trend, Watch, footprint, trend
 
@@ -41,7 +41,7 @@ class Result(NamedTuple):
     samples: Mapping[str, list[Sample]]
     before: Footprint
     after: Footprint
-    health_ms: list[float]
+    health: list[Asked]
     """How long the server took to say that it is ready, where this was measured."""
     troubles: list[str]
     """What is wrong, a sentence each."""
@@ -96,7 +96,7 @@ def overload(
     def ask() -> Ask:
         return Ask(True, "def main(argv):\n", {"max_tokens": 32, "ignore_eos": True}, "read", 0, 0)
 
-    health: list[float] = []
+    health: list[Asked] = []
     lost: list[str] = []
 
     async def run(urls: Endpoints, ends: Ends) -> None:
@@ -117,7 +117,7 @@ def overload(
         result = _run(server, run)
     if not health:
         lost.append("The server's health was never told.")
-    return result._replace(health_ms=health, troubles=result.troubles + lost[:10])
+    return result._replace(health=health, troubles=result.troubles + lost[:10])
 
 
 def _run(server: TritonServer, run: Callable[[Endpoints, Ends], object]) -> Result:
