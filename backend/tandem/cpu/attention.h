@@ -22,9 +22,10 @@ struct Attention {
   int size;                // of a head
   int kv_heads;
   int end;   // positions that any row may see
-  int text;  // positions that all rows see
+  int text;  // positions whose place in the text is their own: what a row does not see adds zeros
   const Head* heads;  // [kv_heads, count]
   int count;
+  uint16_t* queries;  // [kv_heads, as `queries_size` says]; null: the matrix unit scores nothing
 };
 
 // Has memory bring what lies at a position: the addresses jump too often for the processor to see
@@ -58,23 +59,29 @@ Block<float> widened(const Block<W>& block, int size, float* wide) {
   return found;
 }
 
-// Calls `use` with each block of each KV head; `next` is what will be read when this has been.
-// What many read is widened first.
+// Calls `use` with each block of positions and each KV head; `next` is what will be read when this
+// has been.
 template <class W, class Use>
 void each_block(const Attention<W>& task, const W* from, const W* next, Use use) {
-  float wide[kBlock * kWidest];
   for (int at = 0; at < task.end; at += kBlock) {
     for (int later = at + kPositionsAhead; later < at + kPositionsAhead + kBlock; ++later)
       if (later < task.end)
         fetch(task, from, later);
       else if (next && later - task.end < task.end)
         fetch(task, next, later - task.end);
-    for (int head = 0; head < task.kv_heads; ++head) {
-      const Head* heads = task.heads + head * task.count;
-      const Block<W> block = block_at(task, from + head * task.size, at);
-      task.count > kFew ? use(at, heads, widened(block, task.size, wide)) : use(at, heads, block);
-    }
+    for (int head = 0; head < task.kv_heads; ++head) use(at, head);
   }
+}
+
+// The same, with the block's lines and the head's queries. What many read is widened first.
+template <class W, class Use>
+void each_line(const Attention<W>& task, const W* from, const W* next, Use use) {
+  float wide[kBlock * kWidest];
+  each_block(task, from, next, [&](int at, int head) {
+    const Head* heads = task.heads + head * task.count;
+    const Block<W> block = block_at(task, from + head * task.size, at);
+    task.count > kFew ? use(at, heads, widened(block, task.size, wide)) : use(at, heads, block);
+  });
 }
 
 // Products of N heads' queries with the keys of a block from position `at` on.
@@ -168,10 +175,26 @@ void softmax(float* line, int whole, int end, float scale, Position position) {
   for (int i = 0; i < end; i += kLanes) store(line + i, load(line + i) * factor);
 }
 
+void score_by_tiles(const Attention<uint16_t>& task) {
+  const int size = queries_size(task.count, task.size);
+  use_tiles(kTileRows);
+  for (int head = 0; head < task.kv_heads; ++head)
+    lay_out_queries(task.heads + head * task.count, task.count, task.size,
+                    task.queries + head * size);
+  each_block(task, task.keys, task.values, [&](int at, int head) {
+    const uint16_t* keys = task.keys + size_t(task.slots[at]) * task.width + head * task.size;
+    score_tiles(task.heads + head * task.count, task.queries + head * size, task.count, keys,
+                task.width, task.size, at);
+  });
+  stop_tiles();
+}
+
 template <class W>
 void score_all(const Attention<W>& task) {
   for (int at = 0; at < std::min(kPositionsAhead, task.end); ++at) fetch(task, task.keys, at);
-  each_block(task, task.keys, task.values, [&](int at, const Head* heads, const auto& keys) {
+  if constexpr (std::is_same_v<W, uint16_t>)
+    if (task.queries) return score_by_tiles(task);
+  each_line(task, task.keys, task.values, [&](int at, const Head* heads, const auto& keys) {
     in_turns<kFew>(task.count, [&](auto n, int from) {
       score<decltype(n)::value>(heads + from, keys, task.size, at);
     });
@@ -183,7 +206,7 @@ void mix_all(const Attention<W>& task) {
   for (int index = 0; index < task.kv_heads * task.count; ++index)
     std::fill_n(task.heads[index].mixed, task.size, 0.0f);
   const W* none = nullptr;
-  each_block(task, task.values, none, [&](int at, const Head* heads, const auto& values) {
+  each_line(task, task.values, none, [&](int at, const Head* heads, const auto& values) {
     const int seen = std::max(0, std::min(kBlock, task.text - at));
     in_turns<4>(task.count, [&](auto n, int from) {
       mix<decltype(n)::value>(heads + from, values, task.size, at, seen);
@@ -217,7 +240,7 @@ void share(const Model& model, const Query& query, const Run& run, Task task, in
 
 template <class W>
 void attend(const Model& model, const Layer& layer, const Step& step, const Run& run, Task task,
-            const float* qkv, float* mixed, float* scores, Head* heads) {
+            const float* qkv, float* mixed, float* scores, Head* heads, uint16_t* queries) {
   const Query& query = step.query[task.query];
   const int size = model.head_dim, shared = model.heads / model.kv_heads;
   const int width = 2 * model.kv_heads * size, qkv_width = width + model.heads * size;
@@ -234,8 +257,8 @@ void attend(const Model& model, const Layer& layer, const Step& step, const Run&
       }
   const W* keys = static_cast<const W*>(layer.cache) + task.head * size;
   const Attention<W> attention{keys, keys + model.kv_heads * size, run.slots[task.query].data(),
-                               width, size, task.heads, end, chain ? last - task.rows : query.start,
-                               heads, task.rows * shared};
+                               width, size, task.heads, end, chain ? end : query.start, heads,
+                               task.rows * shared, queries};
   score_all(attention);
   for (int index = 0; index < attention.kv_heads * attention.count; ++index)
     share(model, query, run, task, task.first + index % attention.count / shared, end,

@@ -7,7 +7,7 @@
 #include "sampling.h"
 #include "structures.h"
 #include "team.h"
-#include "tiles.h"
+#include "tile_scores.h"
 
 namespace {
 
@@ -27,13 +27,7 @@ struct Run {
   std::vector<std::vector<uint8_t>> seen;  // [queries] [length, stored + length]; empty: a chain
   std::vector<std::vector<int32_t>> depth;  // [queries] [stored + length] of each node
   std::vector<Task> tasks;
-  int scores = 0, heads = 0;  // most that a task needs
-};
-
-// A row's query of one head, its scores or shares by position, and what it mixes of the values.
-struct Head {
-  const float* query;
-  float *scores, *mixed;
+  int scores = 0, heads = 0, queries = 0;  // most that a task needs
 };
 
 // What a pass needs room for, kept from pass to pass: [rows, ...], but scores, draws and heads.
@@ -42,7 +36,7 @@ struct Space {
   std::vector<float> x, normed, wide, fused, pair, qkv, mixed, gates, inner, delta, scores;
   std::vector<float> logits;  // of passes whose tokens are drawn at once
   std::vector<Draws> draws;   // [threads]
-  std::vector<uint16_t> parts;  // of what is multiplied
+  std::vector<uint16_t> parts, queries;  // of what is multiplied
   std::vector<Head> heads;
 
   void fit(const Model& model, const Step& step, const Run& run) {
@@ -59,9 +53,10 @@ struct Space {
     grow(gates, rows * 2 * model.inner);
     grow(inner, rows * model.inner);
     grow(delta, rows * model.hidden);
-    if (kTiles) grow(parts, parts_size(int(rows), widest(model)));
+    if (kTiles) grow(parts, parts_size(int(rows), widest(model), model.threads));
     grow(scores, size_t(run.scores) * model.threads);
     grow(heads, size_t(run.heads) * model.threads);
+    grow(queries, size_t(run.queries) * model.threads);
   }
 
  private:
@@ -87,8 +82,6 @@ std::vector<int32_t> slots_of(const Step& step, const Query& query, int block_si
   return slots;
 }
 
-constexpr int kBlock = 16;  // positions whose keys or values are read together
-
 inline int padded(int count) { return (count + kBlock - 1) / kBlock * kBlock; }
 
 // Attention's tasks: as many KV heads of the same rows together as leave work for all threads, for
@@ -113,6 +106,8 @@ void share_out(const Model& model, const Step& step, Run& run) {
         run.tasks.push_back({q, begin, rows, head, heads});
       run.heads = std::max(run.heads, rows * shared * heads);
       run.scores = std::max(run.scores, rows * shared * heads * line);
+      if (tiles_score(model))
+        run.queries = std::max(run.queries, heads * queries_size(rows * shared, model.head_dim));
     }
   }
 }

@@ -40,7 +40,8 @@ void tandem_pack(const void* weight, int rows, int columns, int bfloat, void* to
 }
 // y [rows, matrix.rows] = x [rows, matrix.columns] by the transposed weight, and the bias.
 void tandem_multiply(const Matrix* matrix, const float* x, int rows, float* y, int threads) {
-  std::vector<uint16_t> parts(kTiles && matrix->bfloat ? parts_size(rows, matrix->columns) : 0);
+  const bool tiled = kTiles && matrix->bfloat;
+  std::vector<uint16_t> parts(tiled ? parts_size(rows, matrix->columns, threads) : 0);
   Team team;
 #pragma omp parallel num_threads(threads)
   multiply(team, *matrix, x, rows, y, parts.data());

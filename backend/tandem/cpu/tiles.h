@@ -53,8 +53,15 @@ void pack_tiles(const uint16_t* weight, int rows, int columns, uint16_t* to) {
 }
 
 // Numbers that x takes in parts: [blocks of rows, columns / 32, 2 parts, rows, 32].
-inline size_t parts_size(int rows, int columns) {
+inline size_t copy_size(int rows, int columns) {
   return size_t(up(rows, kTileRows)) * kTileRows * up(columns, kTileColumns) * kTileColumns * kXParts;
+}
+// Whether each thread makes all parts for itself, where that takes less than waiting for those that
+// another core has just written, and for this one's lines to come back from there.
+inline bool splits_alone(int rows) { return rows <= kTileRows; }
+// Numbers of all copies.
+inline size_t parts_size(int rows, int columns, int threads) {
+  return copy_size(rows, columns) * (splits_alone(rows) ? threads : 1);
 }
 
 #if TANDEM_TILES
@@ -99,6 +106,7 @@ void use_tiles(int rows) {
   }
   _tile_loadconfig(&shapes);
 }
+void stop_tiles() { _tile_release(); }
 
 // What is asked for while tiles are multiplied: so many lines of memory a tile of weights.
 struct TilesAhead {
@@ -150,14 +158,18 @@ struct SplitRows {
 };
 
 SplitRows split_rows(Team& team, const float* x, int rows, int columns, uint16_t* parts) {
+  const bool alone = splits_alone(rows);
+  if (alone) parts += copy_size(rows, columns) * omp_get_thread_num();
   const SplitRows split{parts, rows, columns, up(rows, up(rows, kTileRows))};
   const int steps = split.steps(), block = split.block;
-  team.each(rows * steps, [&](int index) {
+  const auto part = [&](int index) {
     const int row = index / steps, step = index % steps, column = step * kTileColumns;
     const size_t place = split.at(row / block, step) - parts + row % block * kTileColumns;
     split_columns(x + size_t(row) * columns + column, std::min(kTileColumns, columns - column),
                   parts + place, block * kTileColumns);
-  });
+  };
+  if (!alone) team.each(rows * steps, part);
+  for (int index = 0; alone && index < rows * steps; ++index) part(index);
   return split;
 }
 
@@ -192,7 +204,7 @@ void multiply_by_tiles(Team& team, const Matrix& matrix, const float* x, int row
   use_tiles(split.block);
   for (int64_t group = groups * thread / threads; group < groups * (thread + 1) / threads; ++group)
     multiply_group(matrix, int(group), split, y);
-  _tile_release();
+  stop_tiles();
 }
 
 #else

@@ -1,0 +1,104 @@
+// Attention's scores by the matrix unit (tiles.h), where keys are bfloat16: 16 positions by 16
+// queries at a time. Queries go in as two bfloat16, as x does. A score does not depend on others.
+#pragma once
+
+#include "tiles.h"
+
+namespace {
+
+constexpr int kBlock = 16;  // positions whose keys or values are read together
+
+// A row's query of one head, its scores or shares by position, and what it mixes of the values.
+struct Head {
+  const float* query;
+  float *scores, *mixed;
+};
+
+// Whether keys lie as tiles are read.
+inline bool tiles_score(const Model& model) {
+  return kTiles && model.bfloat && model.head_dim % kTileColumns == 0 &&
+         model.block_size % kBlock == 0;
+}
+
+// Numbers of a KV head's queries as they are read: [tiles of 16 queries, columns / 32, 2 parts, 16
+// pairs of columns, 16 queries, 2]. What is missing of the last queries is zero.
+inline int queries_size(int count, int head_dim) {
+  return up(count, kTileRows) * (head_dim / kTileColumns) * kXParts * kTileSize;
+}
+
+#if TANDEM_TILES
+
+// [16, 16] words of 4 bytes to [16, 16], rows to columns.
+inline void turn(const void* from, void* to) {
+  __m512i a[16], b[16];
+  for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_si512(static_cast<const char*>(from) + 64 * i);
+  for (int i = 0; i < 16; i += 2) {
+    b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+    b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4)  // a[i + j], lane l: column 4 l + j of rows i to i + 3
+    for (int half = 0; half < 2; ++half) {
+      a[i + 2 * half] = _mm512_unpacklo_epi64(b[i + half], b[i + half + 2]);
+      a[i + 2 * half + 1] = _mm512_unpackhi_epi64(b[i + half], b[i + half + 2]);
+    }
+  const auto put_column = [&](int column, __m512i words) {
+    _mm512_storeu_si512(static_cast<char*>(to) + 64 * column, words);
+  };
+  for (int j = 0; j < 4; ++j) {
+    const __m512i even = _mm512_shuffle_i32x4(a[j], a[4 + j], 0x88);  // lanes 0 and 2 of both
+    const __m512i odd = _mm512_shuffle_i32x4(a[j], a[4 + j], 0xdd);
+    const __m512i even_below = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0x88);
+    const __m512i odd_below = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0xdd);
+    put_column(j, _mm512_shuffle_i32x4(even, even_below, 0x88));
+    put_column(4 + j, _mm512_shuffle_i32x4(odd, odd_below, 0x88));
+    put_column(8 + j, _mm512_shuffle_i32x4(even, even_below, 0xdd));
+    put_column(12 + j, _mm512_shuffle_i32x4(odd, odd_below, 0xdd));
+  }
+}
+
+// A KV head's queries as `queries_size` says.
+inline void lay_out_queries(const Head* heads, int count, int size, uint16_t* to) {
+  alignas(64) uint16_t parts[kXParts * kTileSize];
+  for (int first = 0; first < count; first += kTileRows) {
+    const int own = std::min(kTileRows, count - first);
+    std::memset(parts, 0, sizeof parts);
+    for (int column = 0; column < size; column += kTileColumns) {
+      for (int n = 0; n < own; ++n)
+        split_columns(heads[first + n].query + column, kTileColumns, parts + n * kTileColumns,
+                      kTileSize);
+      for (int part = 0; part < kXParts; ++part, to += kTileSize) turn(parts + part * kTileSize, to);
+    }
+  }
+}
+
+// Products of a KV head's queries with the keys of 16 positions from `at` on, which lie `stride`
+// numbers apart.
+inline void score_tiles(const Head* heads, const uint16_t* queries, int count, const uint16_t* keys,
+                        int stride, int size, int at) {
+  alignas(64) float scores[kBlock * kTileRows];
+  for (int first = 0; first < count; first += kTileRows) {
+    _tile_zero(0);
+    for (int column = 0; column < size; column += kTileColumns, queries += kXParts * kTileSize) {
+      _tile_loadd(1, keys + column, stride * sizeof(uint16_t));
+      _tile_loadd(2, queries, 64);
+      _tile_loadd(3, queries + kTileSize, 64);
+      _tile_dpbf16ps(0, 1, 2);
+      _tile_dpbf16ps(0, 1, 3);
+    }
+    _tile_stored(0, scores, 64);
+    turn(scores, scores);
+    for (int n = 0; n < std::min(kTileRows, count - first); ++n)
+      std::memcpy(heads[first + n].scores + at, scores + n * kBlock, kBlock * sizeof(float));
+  }
+}
+
+#else
+
+inline void use_tiles(int) {}
+inline void stop_tiles() {}
+inline void lay_out_queries(const Head*, int, int, uint16_t*) {}
+inline void score_tiles(const Head*, const uint16_t*, int, const uint16_t*, int, int, int) {}
+
+#endif
+
+}  // namespace
