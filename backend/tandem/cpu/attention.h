@@ -24,8 +24,11 @@ struct Attention {
   int end;   // positions that any row may see
   int text;  // positions whose place in the text is their own: what a row does not see adds zeros
   const Head* heads;  // [kv_heads, count]
-  int count;
-  uint16_t* queries;  // [kv_heads, as `queries_size` says]; null: the matrix unit scores nothing
+  int count, shared;  // heads of all rows, and of one
+  const std::vector<int32_t>* paths;  // [rows] of a tree: nodes up to each row's, whose values lie
+                                      // behind `text`
+  uint16_t* queries;  // [kv_heads, as `queries_size` says]; null: the matrix unit does nothing
+  float* sums;        // [kv_heads, as `sums_size` says]
 };
 
 // Has memory bring what lies at a position: the addresses jump too often for the processor to see
@@ -201,10 +204,70 @@ void score_all(const Attention<W>& task) {
   });
 }
 
+const uint16_t kNoValues[kWidest] = {};
+
+// What a tree's rows mix from `begin` on: the text's end, and each row its own path's nodes, in the
+// order that they have in the text. Tiles are in use, of `rows` rows, by which `shared` divides.
+void mix_paths(const Attention<uint16_t>& task, int begin, int kv_head, int rows, float* sums) {
+  const uint16_t* values = task.values + kv_head * task.size;
+  for (int first = 0; first < task.count; first += task.shared) {
+    const Head* heads = task.heads + kv_head * task.count + first;
+    const std::vector<int32_t>& path = task.paths[first / task.shared];
+    const int end = task.text + int(path.size());
+    for (int at = begin; at < end; at += kMixed) {
+      const int some = std::min(kMixed, end - at);
+      const uint16_t* lines[kMixed];
+      int places[kMixed];
+      float shares[kMixed];
+      for (int i = 0; i < kMixed; ++i) {
+        const int node = at + i - task.text;
+        places[i] = node < 0 || i >= some ? at + i : task.text + path[node];
+        lines[i] = i < some ? values + size_t(task.slots[places[i]]) * task.width : kNoValues;
+      }
+      const auto own = [&](int head) {
+        for (int i = 0; i < some; ++i) shares[i] = heads[head].scores[places[i]];
+        return shares;
+      };
+      mix_tiles(own, task.shared, some, lines, task.size, rows, sums + first * task.size);
+    }
+  }
+}
+
+void mix_by_tiles(const Attention<uint16_t>& task) {
+  const int size = sums_size(task.count, task.size), rows = std::min(kTileRows, task.count);
+  const bool tree = task.text < task.end;
+  const int whole = tree ? task.text - task.text % kMixed : task.end;
+  const uint16_t* none = nullptr;
+  std::fill_n(task.sums, task.kv_heads * size, 0.0f);
+  use_tiles(rows);
+  each_block(task, task.values, none, [&](int at, int head) {
+    if (at % kMixed || at >= whole) return;
+    const uint16_t* lines[kMixed];
+    for (int i = 0; i < kMixed; ++i)
+      lines[i] = at + i >= whole ? kNoValues
+                                 : task.values + size_t(task.slots[at + i]) * task.width +
+                                       head * task.size;
+    const Head* heads = task.heads + head * task.count;
+    mix_tiles([&](int n) { return heads[n].scores + at; }, task.count,
+              std::min(kMixed, whole - at), lines, task.size, rows, task.sums + head * size);
+  });
+  int row_heads = std::min(kTileRows, task.shared);
+  while (task.shared % row_heads) --row_heads;
+  if (tree) use_tiles(row_heads);
+  for (int head = 0; tree && head < task.kv_heads; ++head)
+    mix_paths(task, whole, head, row_heads, task.sums + head * size);
+  stop_tiles();
+  for (int index = 0; index < task.kv_heads * task.count; ++index)
+    std::copy_n(task.sums + index / task.count * size + index % task.count * task.size, task.size,
+                task.heads[index].mixed);
+}
+
 template <class W>
 void mix_all(const Attention<W>& task) {
   for (int index = 0; index < task.kv_heads * task.count; ++index)
     std::fill_n(task.heads[index].mixed, task.size, 0.0f);
+  if constexpr (std::is_same_v<W, uint16_t>)
+    if (task.queries) return mix_by_tiles(task);
   const W* none = nullptr;
   each_line(task, task.values, none, [&](int at, const Head* heads, const auto& values) {
     const int seen = std::max(0, std::min(kBlock, task.text - at));
@@ -240,25 +303,40 @@ void share(const Model& model, const Query& query, const Run& run, Task task, in
 
 template <class W>
 void attend(const Model& model, const Layer& layer, const Step& step, const Run& run, Task task,
-            const float* qkv, float* mixed, float* scores, Head* heads, uint16_t* queries) {
+            Space& space) {
   const Query& query = step.query[task.query];
+  const size_t thread = omp_get_thread_num();
   const int size = model.head_dim, shared = model.heads / model.kv_heads;
   const int width = 2 * model.kv_heads * size, qkv_width = width + model.heads * size;
   const int last = query.start + query.stored + task.first + task.rows;
   const bool chain = run.seen[task.query].empty();
   const int end = chain ? last : query.start + query.stored + query.length;
+  float* scores = space.scores.data() + run.scores * thread;
+  Head* heads = space.heads.data() + run.heads * thread;
   Head* next = heads;
+  const size_t first = run.first[task.query] + task.first;
   for (int kv_head = task.head; kv_head < task.head + task.heads; ++kv_head)
     for (int row = 0; row < task.rows; ++row)
       for (int head = kv_head * shared; head < (kv_head + 1) * shared; ++head, ++next) {
-        const size_t own = run.first[task.query] + task.first + row;
-        *next = {qkv + own * qkv_width + head * size, scores + (next - heads) * padded(end),
-                 mixed + (own * model.heads + head) * size};
+        const size_t own = first + row;
+        *next = {&space.qkv[own * qkv_width + head * size], scores + (next - heads) * padded(end),
+                 &space.mixed[(own * model.heads + head) * size]};
       }
   const W* keys = static_cast<const W*>(layer.cache) + task.head * size;
-  const Attention<W> attention{keys, keys + model.kv_heads * size, run.slots[task.query].data(),
-                               width, size, task.heads, end, chain ? end : query.start, heads,
-                               task.rows * shared, queries};
+  const Attention<W> attention{keys,
+                               keys + model.kv_heads * size,
+                               run.slots[task.query].data(),
+                               width,
+                               size,
+                               task.heads,
+                               end,
+                               chain ? end : query.start,
+                               heads,
+                               task.rows * shared,
+                               shared,
+                               &run.path[first],
+                               run.queries ? &space.queries[run.queries * thread] : nullptr,
+                               run.queries ? &space.sums[run.sums * thread] : nullptr};
   score_all(attention);
   for (int index = 0; index < attention.kv_heads * attention.count; ++index)
     share(model, query, run, task, task.first + index % attention.count / shared, end,

@@ -7,11 +7,10 @@
 #include "sampling.h"
 #include "structures.h"
 #include "team.h"
-#include "tile_scores.h"
+#include "tile_attention.h"
 
 namespace {
 
-constexpr int kWidest = 1024;  // most columns of a head
 constexpr int kRows = 32;       // of a query that attend together, over one reading of the cache
 constexpr int kScores = 65536;  // of a task, unless one KV head has more: they stay in the cache
 
@@ -26,14 +25,15 @@ struct Run {
   std::vector<int32_t> first;              // [queries] first row of each
   std::vector<std::vector<uint8_t>> seen;  // [queries] [length, stored + length]; empty: a chain
   std::vector<std::vector<int32_t>> depth;  // [queries] [stored + length] of each node
+  std::vector<std::vector<int32_t>> path;   // [rows] nodes from the root to each row's; of a tree
   std::vector<Task> tasks;
-  int scores = 0, heads = 0, queries = 0;  // most that a task needs
+  int scores = 0, heads = 0, queries = 0, sums = 0;  // most that a task needs
 };
 
 // What a pass needs room for, kept from pass to pass: [rows, ...], but scores, draws and heads.
 struct Space {
   Team team;
-  std::vector<float> x, normed, wide, fused, pair, qkv, mixed, gates, inner, delta, scores;
+  std::vector<float> x, normed, wide, fused, pair, qkv, mixed, gates, inner, delta, scores, sums;
   std::vector<float> logits;  // of passes whose tokens are drawn at once
   std::vector<Draws> draws;   // [threads]
   std::vector<uint16_t> parts, queries;  // of what is multiplied
@@ -57,6 +57,7 @@ struct Space {
     grow(scores, size_t(run.scores) * model.threads);
     grow(heads, size_t(run.heads) * model.threads);
     grow(queries, size_t(run.queries) * model.threads);
+    grow(sums, size_t(run.sums) * model.threads);
   }
 
  private:
@@ -106,8 +107,9 @@ void share_out(const Model& model, const Step& step, Run& run) {
         run.tasks.push_back({q, begin, rows, head, heads});
       run.heads = std::max(run.heads, rows * shared * heads);
       run.scores = std::max(run.scores, rows * shared * heads * line);
-      if (tiles_score(model))
-        run.queries = std::max(run.queries, heads * queries_size(rows * shared, model.head_dim));
+      if (!tiles_attend(model)) continue;
+      run.queries = std::max(run.queries, heads * queries_size(rows * shared, model.head_dim));
+      run.sums = std::max(run.sums, heads * sums_size(rows * shared, model.head_dim));
     }
   }
 }
@@ -117,6 +119,7 @@ Run plan(const Model& model, const Step& step) {
   run.position.resize(step.rows);
   run.slot.resize(step.rows);
   run.seen.resize(step.queries);
+  run.path.resize(step.rows);
   int row = 0;
   for (int q = 0; q < step.queries; ++q) {
     const Query& query = step.query[q];
@@ -138,6 +141,8 @@ Run plan(const Model& model, const Step& step) {
     for (int node = query.stored; node < nodes; ++node, ++row) {
       run.position[row] = query.start + depth[node];
       run.slot[row] = run.slots[q][query.start + node];
+      for (int at = 0; at < node + 1 && !above.empty(); ++at)  // parents come first
+        if (above[size_t(node) * nodes + at]) run.path[row].push_back(at);
     }
   }
   share_out(model, step, run);

@@ -82,10 +82,6 @@ template <class W>
 void run_layer(const Model& model, const Layer& layer, const float* next, const Step& step,
                const Run& run, Space& space) {
   const int rows = step.rows, width = (model.heads + 2 * model.kv_heads) * model.head_dim;
-  float* scores = space.scores.data() + size_t(run.scores) * omp_get_thread_num();
-  Head* heads = space.heads.data() + size_t(run.heads) * omp_get_thread_num();
-  uint16_t* queries = space.queries.data() + size_t(run.queries) * omp_get_thread_num();
-  if (!run.queries) queries = nullptr;
   float *x = space.x.data(), *normed = space.normed.data(), *delta = space.delta.data();
   float *qkv = space.qkv.data(), *mixed = space.mixed.data();
   uint16_t* parts = space.parts.data();
@@ -95,8 +91,7 @@ void run_layer(const Model& model, const Layer& layer, const float* next, const 
     prepare<W>(model, layer, run.position[row], run.slot[row], qkv + size_t(row) * width);
   });
   team.each_uneven(int(run.tasks.size()), [&](int task) {
-    attend<W>(model, layer, step, run, run.tasks[task], qkv, mixed, scores, heads,
-              queries);
+    attend<W>(model, layer, step, run, run.tasks[task], space);
   });
   multiply(team, layer.out, mixed, rows, delta, parts);
   add_and_normalize(team, model, rows, delta, layer.post_norm, x, normed);

@@ -1,12 +1,16 @@
-// Attention's scores by the matrix unit (tiles.h), where keys are bfloat16: 16 positions by 16
-// queries at a time. Queries go in as two bfloat16, as x does. A score does not depend on others.
+// Attention by the matrix unit (tiles.h), where keys and values are bfloat16. Queries, and shares of
+// values, go in as two bfloat16, as x does. Scores are made 16 positions by 16 queries at a time, none
+// of which depends on others. Values are summed 32 positions after 32 positions of the text, from its
+// beginning on, whatever a row does not see adding zeros.
 #pragma once
 
 #include "tiles.h"
 
 namespace {
 
-constexpr int kBlock = 16;  // positions whose keys or values are read together
+constexpr int kBlock = 16;     // positions whose keys or values are read together
+constexpr int kMixed = 32;     // positions whose values are summed together
+constexpr int kWidest = 1024;  // most columns of a head
 
 // A row's query of one head, its scores or shares by position, and what it mixes of the values.
 struct Head {
@@ -14,8 +18,8 @@ struct Head {
   float *scores, *mixed;
 };
 
-// Whether keys lie as tiles are read.
-inline bool tiles_score(const Model& model) {
+// Whether keys and values lie as tiles are read.
+inline bool tiles_attend(const Model& model) {
   return kTiles && model.bfloat && model.head_dim % kTileColumns == 0 &&
          model.block_size % kBlock == 0;
 }
@@ -25,6 +29,9 @@ inline bool tiles_score(const Model& model) {
 inline int queries_size(int count, int head_dim) {
   return up(count, kTileRows) * (head_dim / kTileColumns) * kXParts * kTileSize;
 }
+
+// Numbers of the sums [count, size] of a KV head, and of rows that fill the last tile.
+inline int sums_size(int count, int size) { return up(count, kTileRows) * kTileRows * size; }
 
 #if TANDEM_TILES
 
@@ -92,12 +99,60 @@ inline void score_tiles(const Head* heads, const uint16_t* queries, int count, c
   }
 }
 
+// Values of 32 positions, pairs of them side by side: [columns / 16, 16 pairs, 16 columns, 2].
+inline void pair_values(const uint16_t* const* lines, int size, uint16_t* to) {
+  for (int pair = 0; pair < kMixed / 2; ++pair, lines += 2, to += 2 * kTileOutputs)
+    for (int column = 0; column < size; column += kTileOutputs) {
+      const auto wide = [&](const uint16_t* line) {
+        return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(line + column)));
+      };
+      const __m512i both = _mm512_or_si512(wide(lines[0]), _mm512_slli_epi32(wide(lines[1]), 16));
+      _mm512_storeu_si512(to + column / kTileOutputs * kTileSize, both);
+    }
+}
+
+// sums [rows, size] += shares [2 parts, rows, 32] of paired values; rows: of a tile.
+inline void add_tiles(const uint16_t* shares, const uint16_t* values, int rows, int size,
+                      float* sums) {
+  const int stride = size * int(sizeof(float));
+  _tile_loadd(4, shares, 64);
+  _tile_loadd(5, shares + rows * kMixed, 64);
+  for (int column = 0; column < size; column += 2 * kTileOutputs, values += 2 * kTileSize) {
+    _tile_loadd(0, sums + column, stride);
+    _tile_loadd(1, sums + column + kTileOutputs, stride);
+    _tile_loadd(6, values, 64);
+    _tile_loadd(7, values + kTileSize, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(0, 5, 6);
+    _tile_dpbf16ps(1, 5, 7);
+    _tile_stored(0, sums + column, stride);
+    _tile_stored(1, sums + column + kTileOutputs, stride);
+  }
+}
+
+// sums [count, size] += what `count` heads mix of 32 positions: `some` of their shares count.
+// lines: the positions' values. Tiles are in use, of `rows` rows.
+template <class Shares>
+void mix_tiles(Shares shares, int count, int some, const uint16_t* const* lines, int size, int rows,
+               float* sums) {
+  alignas(64) uint16_t values[kMixed * kWidest], parts[kXParts * kTileSize] = {};
+  pair_values(lines, size, values);
+  for (int first = 0; first < count; first += rows, sums += rows * size) {
+    for (int n = 0; n < std::min(rows, count - first); ++n)
+      split_columns(shares(first + n), some, parts + n * kMixed, rows * kMixed);
+    add_tiles(parts, values, rows, size, sums);
+  }
+}
+
 #else
 
 inline void use_tiles(int) {}
 inline void stop_tiles() {}
 inline void lay_out_queries(const Head*, int, int, uint16_t*) {}
 inline void score_tiles(const Head*, const uint16_t*, int, const uint16_t*, int, int, int) {}
+template <class Shares>
+void mix_tiles(Shares, int, int, const uint16_t* const*, int, int, float*) {}
 
 #endif
 
