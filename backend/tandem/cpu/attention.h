@@ -66,14 +66,17 @@ Block<float> widened(const Block<W>& block, int size, float* wide) {
 // has been.
 template <class W, class Use>
 void each_block(const Attention<W>& task, const W* from, const W* next, Use use) {
-  for (int at = 0; at < task.end; at += kBlock) {
-    for (int later = at + kPositionsAhead; later < at + kPositionsAhead + kBlock; ++later)
-      if (later < task.end)
-        fetch(task, from, later);
-      else if (next && later - task.end < task.end)
-        fetch(task, next, later - task.end);
-    for (int head = 0; head < task.kv_heads; ++head) use(at, head);
-  }
+  for (int at = 0; at < task.end; at += kBlock)
+    for (int head = 0; head < task.kv_heads; ++head) {
+      // A few lines at a time: were all asked for at once, nothing else would go on meanwhile.
+      const int later = at + kPositionsAhead;
+      for (int p = kBlock * head / task.kv_heads; p < kBlock * (head + 1) / task.kv_heads; ++p)
+        if (later + p < task.end)
+          fetch(task, from, later + p);
+        else if (next && later + p - task.end < task.end)
+          fetch(task, next, later + p - task.end);
+      use(at, head);
+    }
 }
 
 // The same, with the block's lines and the head's queries. What many read is widened first.
@@ -180,16 +183,21 @@ void softmax(float* line, int whole, int end, float scale, Position position) {
 
 void score_by_tiles(const Attention<uint16_t>& task) {
   const int size = queries_size(task.count, task.size);
-  use_tiles(kTileRows);
   for (int head = 0; head < task.kv_heads; ++head)
     lay_out_queries(task.heads + head * task.count, task.count, task.size,
                     task.queries + head * size);
+  alignas(64) uint16_t last[kBlock * kWidest];
   each_block(task, task.keys, task.values, [&](int at, int head) {
     const uint16_t* keys = task.keys + size_t(task.slots[at]) * task.width + head * task.size;
-    score_tiles(task.heads + head * task.count, task.queries + head * size, task.count, keys,
-                task.width, task.size, at);
+    const int some = task.end - at, stride = some < kBlock ? task.size : task.width;
+    if (some < kBlock) {  // what lies behind the end would have to come from memory
+      for (int p = 0; p < some; ++p)
+        std::copy_n(keys + size_t(p) * task.width, task.size, last + p * task.size);
+      keys = last;
+    }
+    score_tiles(task.heads + head * task.count, task.queries + head * size, task.count, keys, stride,
+                task.size, at);
   });
-  stop_tiles();
 }
 
 template <class W>
@@ -234,12 +242,11 @@ void mix_paths(const Attention<uint16_t>& task, int begin, int kv_head, int rows
 }
 
 void mix_by_tiles(const Attention<uint16_t>& task) {
-  const int size = sums_size(task.count, task.size), rows = std::min(kTileRows, task.count);
+  const int size = sums_size(task.count, task.size), rows = tile_heads(task.count);
   const bool tree = task.text < task.end;
   const int whole = tree ? task.text - task.text % kMixed : task.end;
   const uint16_t* none = nullptr;
   std::fill_n(task.sums, task.kv_heads * size, 0.0f);
-  use_tiles(rows);
   each_block(task, task.values, none, [&](int at, int head) {
     if (at % kMixed || at >= whole) return;
     const uint16_t* lines[kMixed];
@@ -251,15 +258,14 @@ void mix_by_tiles(const Attention<uint16_t>& task) {
     mix_tiles([&](int n) { return heads[n].scores + at; }, task.count,
               std::min(kMixed, whole - at), lines, task.size, rows, task.sums + head * size);
   });
-  int row_heads = std::min(kTileRows, task.shared);
+  int row_heads = tile_heads(task.shared);
   while (task.shared % row_heads) --row_heads;
-  if (tree) use_tiles(row_heads);
+  if (tree) use_attention_tiles(row_heads);
   for (int head = 0; tree && head < task.kv_heads; ++head)
     mix_paths(task, whole, head, row_heads, task.sums + head * size);
-  stop_tiles();
   for (int index = 0; index < task.kv_heads * task.count; ++index)
-    std::copy_n(task.sums + index / task.count * size + index % task.count * task.size, task.size,
-                task.heads[index].mixed);
+    put_in_order(task.sums + index / task.count * size + index % task.count * task.size, task.size,
+                 task.heads[index].mixed);
 }
 
 template <class W>
@@ -337,11 +343,13 @@ void attend(const Model& model, const Layer& layer, const Step& step, const Run&
                                &run.path[first],
                                run.queries ? &space.queries[run.queries * thread] : nullptr,
                                run.queries ? &space.sums[run.sums * thread] : nullptr};
+  if (run.queries) use_attention_tiles(tile_heads(attention.count));
   score_all(attention);
   for (int index = 0; index < attention.kv_heads * attention.count; ++index)
     share(model, query, run, task, task.first + index % attention.count / shared, end,
           heads[index].scores);
   mix_all(attention);
+  if (run.queries) stop_tiles();
 }
 
 }  // namespace

@@ -24,14 +24,19 @@ inline bool tiles_attend(const Model& model) {
          model.block_size % kBlock == 0;
 }
 
-// Numbers of a KV head's queries as they are read: [tiles of 16 queries, columns / 32, 2 parts, 16
-// pairs of columns, 16 queries, 2]. What is missing of the last queries is zero.
+// Heads whose queries, or sums, one tile takes, and tiles for all of them. What is missing of the
+// last ones is whatever was there: each head's numbers are its own.
+inline int tile_heads(int count) { return std::min(count, kTileRows); }
+inline int head_tiles(int count) { return up(count, tile_heads(count)); }
+
+// Numbers of a KV head's queries as they are read: [tiles, columns / 32, 2 parts, 16 pairs of
+// columns, heads, 2].
 inline int queries_size(int count, int head_dim) {
-  return up(count, kTileRows) * (head_dim / kTileColumns) * kXParts * kTileSize;
+  return head_tiles(count) * tile_heads(count) * head_dim * kXParts;
 }
 
-// Numbers of the sums [count, size] of a KV head, and of rows that fill the last tile.
-inline int sums_size(int count, int size) { return up(count, kTileRows) * kTileRows * size; }
+// Numbers of the sums [heads, size] of a KV head.
+inline int sums_size(int count, int size) { return head_tiles(count) * tile_heads(count) * size; }
 
 #if TANDEM_TILES
 
@@ -63,19 +68,34 @@ inline void turn(const void* from, void* to) {
   }
 }
 
+// Tiles 0 and 1: sums of so many heads by 16 columns. 2: scores of 16 positions by their queries. 3:
+// keys. 4 and 5: the parts of shares. 6: values. 7: a part of queries.
+inline void use_attention_tiles(int heads) {
+  const TileShape sums{heads, kTileOutputs}, scores{kBlock, heads}, keys{kBlock, kTileColumns / 2};
+  const TileShape shares{heads, kMixed / 2}, values{kMixed / 2, 16}, queries{kTileColumns / 2, heads};
+  use_tiles({sums, sums, scores, keys, shares, shares, values, queries});
+}
+
+// [rows, 16] words of 4 bytes to [16, rows].
+inline void turn_rows(const uint32_t* from, int rows, uint32_t* to) {
+  if (rows == 16) return turn(from, to);
+  for (int row = 0; row < rows; ++row)
+    for (int i = 0; i < 16; ++i) to[i * rows + row] = from[row * 16 + i];
+}
+
 // A KV head's queries as `queries_size` says.
 inline void lay_out_queries(const Head* heads, int count, int size, uint16_t* to) {
   alignas(64) uint16_t parts[kXParts * kTileSize];
-  for (int first = 0; first < count; first += kTileRows) {
-    const int own = std::min(kTileRows, count - first);
-    std::memset(parts, 0, sizeof parts);
+  const int rows = tile_heads(count);
+  for (int first = 0; first < count; first += rows)
     for (int column = 0; column < size; column += kTileColumns) {
-      for (int n = 0; n < own; ++n)
+      for (int n = 0; n < std::min(rows, count - first); ++n)
         split_columns(heads[first + n].query + column, kTileColumns, parts + n * kTileColumns,
                       kTileSize);
-      for (int part = 0; part < kXParts; ++part, to += kTileSize) turn(parts + part * kTileSize, to);
+      for (int part = 0; part < kXParts; ++part, to += rows * kTileColumns)
+        turn_rows(reinterpret_cast<const uint32_t*>(parts + part * kTileSize), rows,
+                  reinterpret_cast<uint32_t*>(to));
     }
-  }
 }
 
 // Products of a KV head's queries with the keys of 16 positions from `at` on, which lie `stride`
@@ -83,32 +103,51 @@ inline void lay_out_queries(const Head* heads, int count, int size, uint16_t* to
 inline void score_tiles(const Head* heads, const uint16_t* queries, int count, const uint16_t* keys,
                         int stride, int size, int at) {
   alignas(64) float scores[kBlock * kTileRows];
-  for (int first = 0; first < count; first += kTileRows) {
-    _tile_zero(0);
-    for (int column = 0; column < size; column += kTileColumns, queries += kXParts * kTileSize) {
-      _tile_loadd(1, keys + column, stride * sizeof(uint16_t));
-      _tile_loadd(2, queries, 64);
-      _tile_loadd(3, queries + kTileSize, 64);
-      _tile_dpbf16ps(0, 1, 2);
-      _tile_dpbf16ps(0, 1, 3);
+  const int rows = tile_heads(count), part = rows * kTileColumns;
+  const __m512i from_0 = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i places = _mm512_mullo_epi32(from_0, _mm512_set1_epi32(rows));
+  for (int first = 0; first < count; first += rows) {
+    _tile_zero(2);
+    for (int column = 0; column < size; column += kTileColumns, queries += kXParts * part) {
+      _tile_loadd(3, keys + column, stride * sizeof(uint16_t));
+      _tile_loadd(7, queries, rows * sizeof(float));
+      _tile_dpbf16ps(2, 3, 7);
+      _tile_loadd(7, queries + part, rows * sizeof(float));
+      _tile_dpbf16ps(2, 3, 7);
     }
-    _tile_stored(0, scores, 64);
-    turn(scores, scores);
-    for (int n = 0; n < std::min(kTileRows, count - first); ++n)
-      std::memcpy(heads[first + n].scores + at, scores + n * kBlock, kBlock * sizeof(float));
+    _tile_stored(2, scores, rows * sizeof(float));
+    if (rows == kTileRows) turn(scores, scores);
+    for (int n = 0; n < std::min(rows, count - first); ++n) {
+      const __m512 own = rows == kTileRows ? _mm512_load_ps(scores + n * kBlock)
+                                           : _mm512_i32gather_ps(places, scores + n, sizeof(float));
+      _mm512_storeu_ps(heads[first + n].scores + at, own);
+    }
   }
 }
 
-// Values of 32 positions, pairs of them side by side: [columns / 16, 16 pairs, 16 columns, 2].
+// Values of 32 positions, pairs of them side by side: [columns / 16, 16 pairs, 16 columns, 2]. Of 32
+// columns the first tile takes each four, the second one the four behind them.
 inline void pair_values(const uint16_t* const* lines, int size, uint16_t* to) {
   for (int pair = 0; pair < kMixed / 2; ++pair, lines += 2, to += 2 * kTileOutputs)
-    for (int column = 0; column < size; column += kTileOutputs) {
-      const auto wide = [&](const uint16_t* line) {
-        return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(line + column)));
-      };
-      const __m512i both = _mm512_or_si512(wide(lines[0]), _mm512_slli_epi32(wide(lines[1]), 16));
-      _mm512_storeu_si512(to + column / kTileOutputs * kTileSize, both);
+    for (int column = 0; column < size; column += 2 * kTileOutputs) {
+      const __m512i even = _mm512_loadu_si512(lines[0] + column);
+      const __m512i odd = _mm512_loadu_si512(lines[1] + column);
+      uint16_t* own = to + column / kTileOutputs * kTileSize;
+      _mm512_storeu_si512(own, _mm512_unpacklo_epi16(even, odd));
+      _mm512_storeu_si512(own + kTileSize, _mm512_unpackhi_epi16(even, odd));
     }
+}
+
+// Sums in the order that `pair_values` gives the columns, in their own order.
+inline void put_in_order(const float* sums, int size, float* to) {
+  const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+  for (int column = 0; column < size; column += 2 * kTileOutputs) {
+    const __m512 fours = _mm512_loadu_ps(sums + column);
+    const __m512 others = _mm512_loadu_ps(sums + column + kTileOutputs);
+    _mm512_storeu_ps(to + column, _mm512_permutex2var_ps(fours, low, others));
+    _mm512_storeu_ps(to + column + kTileOutputs, _mm512_permutex2var_ps(fours, high, others));
+  }
 }
 
 // sums [rows, size] += shares [2 parts, rows, 32] of paired values; rows: of a tile.
@@ -119,14 +158,14 @@ inline void add_tiles(const uint16_t* shares, const uint16_t* values, int rows, 
   _tile_loadd(5, shares + rows * kMixed, 64);
   for (int column = 0; column < size; column += 2 * kTileOutputs, values += 2 * kTileSize) {
     _tile_loadd(0, sums + column, stride);
-    _tile_loadd(1, sums + column + kTileOutputs, stride);
     _tile_loadd(6, values, 64);
-    _tile_loadd(7, values + kTileSize, 64);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
     _tile_dpbf16ps(0, 5, 6);
-    _tile_dpbf16ps(1, 5, 7);
     _tile_stored(0, sums + column, stride);
+    _tile_loadd(1, sums + column + kTileOutputs, stride);
+    _tile_loadd(6, values + kTileSize, 64);
+    _tile_dpbf16ps(1, 4, 6);
+    _tile_dpbf16ps(1, 5, 6);
     _tile_stored(1, sums + column + kTileOutputs, stride);
   }
 }
@@ -136,7 +175,7 @@ inline void add_tiles(const uint16_t* shares, const uint16_t* values, int rows, 
 template <class Shares>
 void mix_tiles(Shares shares, int count, int some, const uint16_t* const* lines, int size, int rows,
                float* sums) {
-  alignas(64) uint16_t values[kMixed * kWidest], parts[kXParts * kTileSize] = {};
+  alignas(64) uint16_t values[kMixed * kWidest], parts[kXParts * kTileSize];
   pair_values(lines, size, values);
   for (int first = 0; first < count; first += rows, sums += rows * size) {
     for (int n = 0; n < std::min(rows, count - first); ++n)
@@ -147,10 +186,11 @@ void mix_tiles(Shares shares, int count, int some, const uint16_t* const* lines,
 
 #else
 
-inline void use_tiles(int) {}
+inline void use_attention_tiles(int) {}
 inline void stop_tiles() {}
 inline void lay_out_queries(const Head*, int, int, uint16_t*) {}
 inline void score_tiles(const Head*, const uint16_t*, int, const uint16_t*, int, int, int) {}
+inline void put_in_order(const float*, int, float*) {}
 template <class Shares>
 void mix_tiles(Shares, int, int, const uint16_t* const*, int, int, float*) {}
 

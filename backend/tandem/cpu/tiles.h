@@ -97,14 +97,17 @@ struct alignas(64) TileShapes {
   uint8_t rows[16] = {};
 };
 
-// Tiles 0 to 3: sums of `rows` by 16 outputs. 4 and 5: the parts of x. 6 and 7: weights.
-void use_tiles(int rows) {
-  TileShapes shapes;
+struct TileShape {
+  int rows, words;  // of 4 bytes, in a row
+};
+
+void use_tiles(const TileShape (&shapes)[8]) {
+  TileShapes all;
   for (int tile = 0; tile < 8; ++tile) {
-    shapes.bytes[tile] = 64;
-    shapes.rows[tile] = uint8_t(tile < 6 ? rows : kTileColumns / 2);
+    all.rows[tile] = uint8_t(shapes[tile].rows);
+    all.bytes[tile] = uint16_t(4 * shapes[tile].words);
   }
-  _tile_loadconfig(&shapes);
+  _tile_loadconfig(&all);
 }
 void stop_tiles() { _tile_release(); }
 
@@ -114,7 +117,8 @@ struct TilesAhead {
   int lines;
 };
 
-// The sums [rows, 64] of a group's outputs for a block of rows.
+// The sums [rows, 64] of a group's outputs for a block of rows. Tiles 0 to 3: of 16 outputs each. 4
+// and 5: the parts of x. 6 and 7: weights.
 inline void sum_tiles(const uint16_t* weights, const uint16_t* x, int rows, int steps,
                       TilesAhead& ahead, float* sums) {
   const int part = rows * kTileColumns;
@@ -161,15 +165,15 @@ SplitRows split_rows(Team& team, const float* x, int rows, int columns, uint16_t
   const bool alone = splits_alone(rows);
   if (alone) parts += copy_size(rows, columns) * omp_get_thread_num();
   const SplitRows split{parts, rows, columns, up(rows, up(rows, kTileRows))};
-  const int steps = split.steps(), block = split.block;
-  const auto part = [&](int index) {
-    const int row = index / steps, step = index % steps, column = step * kTileColumns;
-    const size_t place = split.at(row / block, step) - parts + row % block * kTileColumns;
-    split_columns(x + size_t(row) * columns + column, std::min(kTileColumns, columns - column),
-                  parts + place, block * kTileColumns);
+  const int block = split.block, stride = block * kTileColumns;
+  const auto split_row = [&](int row) {
+    const float* from = x + size_t(row) * columns;
+    uint16_t* to = parts + (split.at(row / block, 0) - parts) + row % block * kTileColumns;
+    for (int at = 0; at < columns; at += kTileColumns, to += kXParts * stride)
+      split_columns(from + at, std::min(kTileColumns, columns - at), to, stride);
   };
-  if (!alone) team.each(rows * steps, part);
-  for (int index = 0; alone && index < rows * steps; ++index) part(index);
+  if (!alone) team.each(rows, split_row);
+  for (int row = 0; alone && row < rows; ++row) split_row(row);
   return split;
 }
 
@@ -201,7 +205,8 @@ void multiply_by_tiles(Team& team, const Matrix& matrix, const float* x, int row
   const int64_t threads = omp_get_num_threads(), thread = omp_get_thread_num();
   const int64_t groups = up(matrix.rows, kGroupOutputs);
   const SplitRows split = split_rows(team, x, rows, matrix.columns, parts);
-  use_tiles(split.block);
+  const TileShape own{split.block, 16}, weights{kTileColumns / 2, kTileOutputs};
+  use_tiles({own, own, own, own, own, own, weights, weights});
   for (int64_t group = groups * thread / threads; group < groups * (thread + 1) / threads; ++group)
     multiply_group(matrix, int(group), split, y);
   stop_tiles();
