@@ -97,8 +97,18 @@ class Scheduler:
                 self._preempt_until_fits(request)
         ready = [request for request in ready if request.blocks]
         budget -= len(ready)
-        kept_back = budget // 2 if self._prefill_due() else 0  # or drafts could starve arrivals
-        spare = budget - kept_back
+        lookaheads = self._lookaheads(ready, budget) if self._speculates() else [0] * len(ready)
+        decodes = [Decode(*one) for one in zip(ready, lookaheads, strict=True)]
+        return decodes, budget - sum(lookaheads)
+
+    def _speculates(self) -> bool:
+        """Whether anything may be drafted in this step."""
+        limit = self.config.speculative_disable_by_batch_size
+        return self.config.lookahead > 0 and (limit is None or len(self.running) < limit)
+
+    def _lookaheads(self, ready: Sequence[Request], budget: int) -> list[int]:
+        """Reserves slots for drafts; how many, of each request."""
+        spare = budget - budget // 2 if self._prefill_due() else budget  # arrivals must not starve
         limit = self.config.speculative_token_budget
         drafts = spare if limit is None else min(spare, limit)
         wanted = [self._wanted_lookahead(request) for request in ready]
@@ -106,11 +116,10 @@ class Scheduler:
         for left, place in zip(range(len(ready), 0, -1), self._order(wanted), strict=True):
             request, share = ready[place], -(-drafts // left)
             lookahead = min(wanted[place], share)
-            if self.blocks.reserve(request, len(request.tokens) + lookahead):
+            if lookahead and self.blocks.reserve(request, len(request.tokens) + lookahead):
                 lookaheads[place] = lookahead
                 drafts -= lookahead
-        decodes = [Decode(*one) for one in zip(ready, lookaheads, strict=True)]
-        return decodes, spare - sum(lookaheads) + kept_back
+        return lookaheads
 
     def _order(self, wanted: Sequence[int]) -> list[int]:
         """Who asks for lookahead first: who wants least, and leaves the others more; of equals
@@ -127,9 +136,6 @@ class Scheduler:
 
     def _wanted_lookahead(self, request: Request) -> int:
         """How many drafted tokens could still be of use to the request."""
-        limit = self.config.speculative_disable_by_batch_size
-        if limit is not None and len(self.running) >= limit:
-            return 0
         own = request.params.most_drafted
         wanted = self.config.lookahead if own is None else min(own, self.config.lookahead)
         return max(0, min(wanted, request.max_total - len(request.tokens) - 1))
@@ -138,9 +144,9 @@ class Scheduler:
         """Next chunks of admitted requests, whose slots were all reserved at admission."""
         prefills: list[Prefill] = []
         for request in self.running:
-            length = min(len(request.tokens) - request.computed, budget)
-            if request.decoding or length == 0:
+            if request.decoding or budget == 0:
                 continue
+            length = min(len(request.tokens) - request.computed, budget)
             prefills.append(Prefill(request, length))
             budget -= length
         return prefills, budget
