@@ -126,19 +126,19 @@ class NativeEngine:
         draft = self.proposer.propose(plan.decodes)
         drafted = time.perf_counter()
         batch = target_batch(plan, draft)
-        logits, features = self.target.forward_tapped(
+        passed = self.target.forward_tapped(
             batch.tokens, batch.queries, batch.rows, self.proposer.taps
         )
-        verdicts = verify(logits, batch.requests, batch.draft, self.sampler, self.as_blocks)
+        verdicts = verify(passed, batch.requests, batch.draft, self.sampler, self.as_blocks)
         if any(draft.tokens):
             self.meters.observe(DRAFTING, drafted - begun)
         seconds = time.perf_counter() - drafted
         self.proposer.passed(len(batch.tokens), seconds)
         if batch.requests:
             self.meters.observe(VERIFYING, seconds)
-        outputs = self._commit(plan, batch, logits, verdicts)
-        if features is not None:
-            self.proposer.absorb(computed_rows(plan, batch, verdicts), features)
+        outputs = self._commit(plan, batch, passed.logits, verdicts)
+        if passed.features is not None:
+            self.proposer.absorb(computed_rows(plan, batch, verdicts), passed.features)
         for request in batch.requests:
             self._settle(request)
         self.steps += 1

@@ -19,6 +19,7 @@ from tandem.attention.paged import PagedKVCache
 from tandem.attention.plan import Query, ancestors
 from tandem.drafting import Draft
 from tandem.gpu.verification import judge
+from tandem.models.decoder import Passed
 from tandem.verification.sampler import Sampler
 from tandem.verification.verify import verify
 from tests.engine.builders import make_request
@@ -131,7 +132,7 @@ def graphed(model: str, queries: list[Query], taps: list[int] | None) -> None:
             runner.cache.data.copy_(torch.randn(runner.cache.data.shape))
             made = runner.forward_tapped(tokens, queries, None, taps)
             stored = runner.cache.data[:, : runner.cache.spare_slot].clone()
-            found.append([*made, stored])
+            found.append([made.logits, made.features, stored])
     for alone, padded in zip(*found, strict=True):
         torch.testing.assert_close(alone, padded, atol=1e-5, rtol=1e-5)
 
@@ -169,7 +170,7 @@ def rejection() -> None:
     sampler = Sampler(1, torch.device("cpu"))
     sampler.kernel = judge
     draft = Draft(tokens, q=q.expand(SAMPLES, 1, -1))
-    verdicts = verify(p.log().float().repeat(SAMPLES, 1), requests, draft, sampler)
+    verdicts = verify(Passed(p.log().float().repeat(SAMPLES, 1), None), requests, draft, sampler)
     first = [verdict.tokens[0] for verdict in verdicts]
     second = [verdict.tokens[1] for verdict in verdicts if verdict.path]
     for drawn, expected in ((first, p[0]), (second, p[1])):

@@ -73,9 +73,9 @@ def path_to(parents, node):
 
 def test_numbers_are_torchs(runner):
     tree = Query(BLOCKS, len(TEXT), len(TREE), TREE)
-    found = [read(runner)[0], *runner.forward_tapped(NODES, [tree], None, (0, 2))]
+    found = [read(runner)[0], *runner.forward_tapped(NODES, [tree], None, (0, 2))[:2]]
     runner.by_kernels = None
-    expected = [read(runner)[0], *runner.forward_tapped(NODES, [tree], None, (0, 2))]
+    expected = [read(runner)[0], *runner.forward_tapped(NODES, [tree], None, (0, 2))[:2]]
     tolerance = 1e-4 if runner.dtype == torch.float32 else 0.15
     for own, wanted in zip(found, expected, strict=True):
         torch.testing.assert_close(own, wanted.float(), atol=tolerance, rtol=tolerance)
@@ -104,13 +104,13 @@ def test_a_draft_has_the_bits_of_plain_decoding(runner, parents):
     _, before = read(runner)
     start = len(TEXT)
     query = Query(BLOCKS, start, len(TREE), parents)
-    logits, features = runner.forward_tapped(NODES, [query], None, (0, 2))
+    logits, features, _ = runner.forward_tapped(NODES, [query], None, (0, 2))
     chain = parents or range(-1, len(TREE) - 1)
     for node in range(len(TREE)):
         runner.cache.data.copy_(before)
         for depth, step in enumerate(path_to(chain, node)):
             one = Query(BLOCKS, start + depth, 1)
-            plain, tapped = runner.forward_tapped([NODES[step]], [one], None, (0, 2))
+            plain, tapped, _ = runner.forward_tapped([NODES[step]], [one], None, (0, 2))
         assert torch.equal(plain[0], logits[node])
         assert torch.equal(tapped[0], features[node])
 
@@ -154,10 +154,20 @@ def test_memory_is_zero_whatever_pages_the_system_has(monkeypatch):
 def test_hidden_states_without_taps_are_those_behind_the_last_norm(runner):
     read(runner)
     query = Query(BLOCKS, len(TEXT), 4)
-    logits, hidden = runner.forward_tapped(NODES[:4], [query], [1, 3], ())
+    logits, hidden, _ = runner.forward_tapped(NODES[:4], [query], [1, 3], ())
     assert torch.equal(runner.model.head.kernel(hidden)[[1, 3]], logits)
-    empty, _ = runner.forward_tapped(NODES[:4], [query], [], None)
+    empty, *_ = runner.forward_tapped(NODES[:4], [query], [], None)
     assert empty.shape == (0, 96)
+
+
+def test_a_pass_finds_the_first_of_the_best(runner):
+    query, rows = Query(BLOCKS, 0, 4), [0, 1, 3]
+    passed = runner.forward_tapped(NODES[:4], [query], rows, None)
+    assert passed.best == passed.logits.numpy().argmax(-1).tolist()
+    assert len(set(passed.best)) > 1
+    runner.model.head.kernel.memory.zero_()
+    equal = runner.forward_tapped(NODES[:4], [query], rows, None)
+    assert equal.best == [0, 0, 0]
 
 
 @pytest.mark.parametrize(("dtype", "processor"), KINDS, ids=str)
@@ -188,7 +198,9 @@ def test_what_is_no_number_stays_none(tmp_path):
     made = ModelRunner(folder, read_model_config(folder), torch.bfloat16, torch.device("cpu"))
     made.allocate(num_blocks=2, block_size=16)
     made.model.embed.weight[5].view(torch.int16).fill_(0x7FFF)
-    assert made.forward([5], [Query([0], 0, 1)]).isnan().all()
+    passed = made.forward_tapped([5], [Query([0], 0, 1)], None, None)
+    assert passed.logits.isnan().all()
+    assert passed.best == [0]
     assert made.cache.data[:, 0].isnan().any()
 
 

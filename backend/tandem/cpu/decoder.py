@@ -18,7 +18,7 @@ from tandem.cpu.linear import KernelLinear
 from tandem.cpu.sampling import limits_of
 from tandem.cpu.structures import CHAIN, Chains, Entry, Layer, Matrix, Model, Step
 from tandem.models.decoder import Layer as DecoderLayer
-from tandem.models.decoder import Stack
+from tandem.models.decoder import Passed, Stack
 from tandem.models.feature_head import FeatureHead
 from tandem.models.layers import Linear, RMSNorm
 from tandem.verification.judging import Draws
@@ -129,7 +129,7 @@ class KernelStack:
         rows: Sequence[int] | None,
         taps: Sequence[int] | None,
         states: States | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> Passed:
         """As `ModelRunner.forward_tapped`; states: for a draft head."""
         flat = _longs(tokens)
         step = Step(rows=len(flat), tokens=_address(flat), queries=len(queries))
@@ -151,10 +151,11 @@ class KernelStack:
         step.query, step.blocks, step.parents = map(_address, tables)
         step.picked, step.pick = len(picked), _address(picked)
         step.taps, step.tap = len(wanted), _address(wanted)
-        step.logits = logits.data_ptr()
+        best = array("q", bytes(8 * step.picked))
+        step.logits, step.best = logits.data_ptr(), _address(best)
         self._model.threads = torch.get_num_threads()
         self._forward(self._model, step, self._space)
-        return logits, features
+        return Passed(logits, features, best.tolist())
 
     def chains(
         self,

@@ -64,6 +64,7 @@ struct Step {
   float* logits;            // [picked, vocabulary]
   float* tapped;            // [rows, taps * hidden] or null
   float* normed;            // [rows, hidden] after the last norm, or null
+  int64_t* best;            // [picked] the first of each row's largest logits, or null
 };
 
 // How a row's logits become scores.

@@ -93,6 +93,7 @@ class Step(Structure):
         ("logits", c_void_p),
         ("tapped", c_void_p),
         ("normed", c_void_p),
+        ("best", c_void_p),
     )
 
 

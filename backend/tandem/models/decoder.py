@@ -7,7 +7,7 @@ the business of the `Attention` it is handed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,17 @@ from tandem.models.layers import Embedding, Linear, RMSNorm, RotaryTable, rotate
 
 Made: TypeAlias = tuple[Tensor, Tensor | None]
 """Hidden states [T, hidden] after the last norm, and what was tapped [T, width]."""
+
+
+class Passed(NamedTuple):
+    """What a pass over T tokens gives of the R rows that were asked for."""
+
+    logits: Tensor
+    """[R, vocab] float32"""
+    features: Tensor | None
+    """[T, width]; None: nothing was tapped."""
+    best: list[int] | None = None
+    """[R] the first of each row's largest logits, where the pass looks for it."""
 
 
 class Attention(Protocol):

@@ -48,7 +48,7 @@ class HeadRunner:
         else:
             taps = () if self.head.norm_output else (len(self.head.layers),)
             states = States(hidden, fused or self.head.fusion is None)
-            logits, features = self.by_kernels.forward(tokens, queries, rows, taps, states)
+            logits, features, _ = self.by_kernels.forward(tokens, queries, rows, taps, states)
             assert features is not None
             made = features.to(hidden.dtype)
         return self.head.spread(logits), made

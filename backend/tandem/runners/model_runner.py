@@ -14,7 +14,7 @@ from tandem.attention.plan import Query
 from tandem.cpu.decoder import KernelStack
 from tandem.cpu.library import has_kernels
 from tandem.models.config import ModelConfig
-from tandem.models.decoder import Made
+from tandem.models.decoder import Made, Passed
 from tandem.models.loader import load_decoder
 from tandem.models.shard import WHOLE, Shard, local_config
 
@@ -73,7 +73,7 @@ class ModelRunner:
         rows: Sequence[int] | None = None,
     ) -> Tensor:
         """Runs T tokens laid out as `queries`; float32 logits [R, vocab] of `rows` (None: all)."""
-        return self.forward_tapped(tokens, queries, rows, None)[0]
+        return self.forward_tapped(tokens, queries, rows, None).logits
 
     def forward_tapped(
         self,
@@ -81,7 +81,7 @@ class ModelRunner:
         queries: Sequence[Query],
         rows: Sequence[int] | None,
         taps: Sequence[int] | None,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> Passed:
         """As `forward`; with `taps` the hidden states [T, width] too: the inputs of these layers
         side by side, or without any the last layer's output after the norm."""
         if self.by_kernels is not None:
@@ -91,7 +91,7 @@ class ModelRunner:
             if rows is not None:
                 picked = torch.tensor(rows, dtype=torch.int64, device=self.device)
                 hidden = hidden.index_select(0, picked)
-            return self.model.logits(hidden), features
+            return Passed(self.model.logits(hidden), features)
 
     def _hidden(
         self,

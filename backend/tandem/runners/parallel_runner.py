@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tandem.attention.plan import Query
 from tandem.models.config import ModelConfig
+from tandem.models.decoder import Passed
 from tandem.models.shard import Shard
 from tandem.runners.commands import Allocate, Forward, Load, Move, Role
 from tandem.runners.model_runner import ModelRunner, block_bytes
@@ -53,7 +54,7 @@ class ParallelRunner:
         rows: Sequence[int] | None = None,
     ) -> Tensor:
         """As `ModelRunner.forward`. Raises `EngineDeadError` when a rank is lost."""
-        return self.forward_tapped(tokens, queries, rows, None)[0]
+        return self.forward_tapped(tokens, queries, rows, None).logits
 
     def forward_tapped(
         self,
@@ -61,13 +62,14 @@ class ParallelRunner:
         queries: Sequence[Query],
         rows: Sequence[int] | None,
         taps: Sequence[int] | None,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> Passed:
         """As `ModelRunner.forward_tapped`: hidden states are whole on every rank."""
         try:
             self._world.tell(self._ranks, Forward(self._role, tokens, queries, rows))
             if self._own is not None:
                 return self._own.forward_tapped(tokens, queries, rows, taps)
-            return self._receive(len(tokens) if rows is None else len(rows)), None
+            count = len(tokens) if rows is None else len(rows)
+            return Passed(self._receive(count), None)
         except (RuntimeError, OSError) as error:
             raise self._world.explain(error) from error
 

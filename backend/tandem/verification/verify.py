@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from tandem.drafting import Draft, Verdict
+from tandem.models.decoder import Passed
 from tandem.request import Request
 from tandem.verification.sampler import Sampler, best_tokens, by_rejection
 from tandem.verification.scores import Row, scores
@@ -37,19 +38,20 @@ def node_rows(request: Request, tokens: Sequence[int], parents: Sequence[int] | 
 
 
 def verify(
-    logits: Tensor,
+    passed: Passed,
     requests: Sequence[Request],
     draft: Draft,
     sampler: Sampler,
     as_blocks: bool = False,
 ) -> list[Verdict]:
-    """Judges B drafts by the target's logits [sum of 1 + N_b, V], request after request.
+    """Judges B drafts by the target's pass over their nodes, whose logits [sum of 1 + N_b, V] lie
+    request after request.
 
     as_blocks: the third rule takes the second one's place.
     """
     if not requests:  # the step ran prefill chunks alone
         return []
-    drawn, kept, rejecting = _draw(logits, requests, draft, sampler, as_blocks)
+    drawn, kept, rejecting = _draw(passed, requests, draft, sampler, as_blocks)
     verdicts: list[Verdict] = []
     first = 0
     for b, (tokens, reject) in enumerate(zip(draft.tokens, rejecting, strict=True)):
@@ -75,20 +77,21 @@ class _Drawn(NamedTuple):
 
 
 def _draw(
-    logits: Tensor,
+    passed: Passed,
     requests: Sequence[Request],
     draft: Draft,
     sampler: Sampler,
     as_blocks: bool,
 ) -> _Drawn:
     if all(request.params.takes_best for request in requests):
-        return _Drawn(best_tokens(logits), [], [False] * len(requests))
+        best = best_tokens(passed.logits) if passed.best is None else passed.best
+        return _Drawn(best, [], [False] * len(requests))
     rows = [
         row
         for b, (request, tokens) in enumerate(zip(requests, draft.tokens, strict=True))
         for row in node_rows(request, tokens, draft.parents[b] if draft.parents else None)
     ]
-    scored = scores(logits, rows)
+    scored = scores(passed.logits, rows)
     drawn_from_q = draft.drawn or [draft.q is not None] * len(requests)
     rejecting = [
         from_q and by_rejection(request)
