@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 from typing import Any, NamedTuple, Self
+
+import psutil
 
 from benchmarks.common import CACHE, ROOT, Batch, Run, digest, made_once
 from benchmarks.peers.worker import Answer, Case
 
 STOP_S = 30
+LOOK_S, QUIET, SETTLE_S = 0.05, 0.2, 5.0
 
 
 class Software(NamedTuple):
@@ -63,6 +67,7 @@ class Peer:
         self._process.stdin.write(json.dumps({"prompts": batch, "new_tokens": new_tokens}) + "\n")
         self._process.stdin.flush()
         found = self._answer()
+        self._settle()
         answer = Answer(*found["answer"])
         lengths = {len(ids) for ids in answer.ids}
         if lengths != {new_tokens}:
@@ -71,6 +76,21 @@ class Peer:
             self.answers[tuple(prompt)] = ids
         tokens = len(batch) * new_tokens
         return Run(tokens, found["seconds"], answer.drafted, answer.accepted, answer.rounds)
+
+    def _settle(self) -> None:
+        """Waits until its processes rest: some spin for a second yet, and whoever is next would
+        have that core less."""
+        root = psutil.Process(self._process.pid)
+        processes = [root, *root.children(recursive=True)]
+        end = time.monotonic() + SETTLE_S
+        before = _busy_s(processes)
+        while time.monotonic() < end:
+            time.sleep(LOOK_S)
+            now = _busy_s(processes)
+            if now - before < QUIET * LOOK_S:
+                return
+            before = now
+        raise RuntimeError(f"A peer does not rest after it has answered: see {self._log}.")
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None
@@ -95,6 +115,11 @@ class Peer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _busy_s(processes: list[psutil.Process]) -> float:
+    """Of processor time, so far."""
+    return sum(sum(one.cpu_times()[:2]) for one in processes)
 
 
 def checkpoint(software: Software, folder: Path) -> Path:

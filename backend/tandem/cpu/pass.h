@@ -160,21 +160,6 @@ void enter_head(const Model& model, const Step& step, const Run& run, Space& spa
   });
 }
 
-// Where the first of the largest is; 0 where none is a number.
-int64_t best_of(const float* row, int count) {
-  Floats most = all(-INFINITY);
-  int i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    const Floats own = load(row + i);
-    most = own > most ? own : most;
-  }
-  float greatest = most[0];
-  for (int lane = 1; lane < kLanes; ++lane) greatest = std::max(greatest, most[lane]);
-  for (; i < count; ++i) greatest = std::max(greatest, row[i]);
-  const int64_t at = std::find(row, row + count, greatest) - row;
-  return at < count ? at : 0;
-}
-
 // The logits of the picked rows, the best of each, and all rows after the last norm where they are wanted.
 void finish(const Model& model, const Step& step, Space& space) {
   const size_t width = model.hidden;
