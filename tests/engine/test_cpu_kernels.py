@@ -204,6 +204,58 @@ def test_what_is_no_number_stays_none(tmp_path):
     assert made.cache.data[:, 0].isnan().any()
 
 
+@pytest.mark.parametrize("shape", ["even", "tiles"])
+@pytest.mark.parametrize("processor", ["native", OLDER])
+def test_what_is_no_number_does_not_reach_rows_before_it(tmp_path, shape, processor):
+    made = make_runner(tmp_path, shape, torch.bfloat16, processor)
+    made.model.embed.weight[5].view(torch.int16).fill_(0x7FFF)
+    tokens = [token if token != 5 else 6 for token in TEXT[:40]]
+    alone = [made.forward([token], [Query(BLOCKS, at, 1)]) for at, token in enumerate(tokens)]
+    before = made.cache.data[:, BLOCKS[0] * 16 : BLOCKS[0] * 16 + 16].clone()
+    made.cache.data.zero_()
+    tokens[37] = 5
+    chunk = made.forward(tokens, [Query(BLOCKS, 0, 40)])
+    assert torch.equal(chunk[:37], torch.cat(alone)[:37])
+    assert chunk[37:].isnan().all()
+    assert torch.equal(made.cache.data[:, BLOCKS[0] * 16 : BLOCKS[0] * 16 + 16], before)
+
+
+@pytest.mark.parametrize("threads", [3, 8])
+def test_many_threads_and_few_picked_rows(tmp_path, threads):
+    """A pass whose last layer has fewer rows than the others, with nothing passed before."""
+    query = Query(BLOCKS, 0, 20)
+    found = []
+    for count in (1, threads):
+        made = make_runner(tmp_path / str(count), "tiles", torch.bfloat16, "native")
+        torch.set_num_threads(count)
+        try:
+            found.append(made.forward(TEXT[:20], [query], [3, 19]))
+            found.append(made.forward(NODES, [Query(BLOCKS, 20, 10, TREE)]))
+        finally:
+            torch.set_num_threads(1)
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[1], found[3])
+
+
+@pytest.mark.parametrize("block_size", [8, 32])
+@pytest.mark.parametrize("start", [5, 32, 64])
+def test_a_tree_of_many_nodes(tmp_path, block_size, start):
+    """More than a task takes, behind texts of several lengths, in blocks of other sizes."""
+    made = make_runner(tmp_path, "tiles", torch.bfloat16, "native")
+    made.allocate(num_blocks=24, block_size=block_size)
+    blocks = list(range(20))
+    parents = [-1, *(max(0, node - RNG.randint(1, 4)) for node in range(1, 40))]
+    nodes = RNG.choices(range(96), k=40)
+    made.forward(TEXT[:start], [Query(blocks, 0, start)])
+    before = made.cache.data.clone()
+    logits = made.forward(nodes, [Query(blocks, start, 40, parents)])
+    for node in (0, 7, 33, 39):
+        made.cache.data.copy_(before)
+        path = [nodes[at] for at in path_to(parents, node)]
+        chain = made.forward(path, [Query(blocks, start, len(path))])
+        assert torch.equal(chain[-1], logits[node])
+
+
 @pytest.fixture
 def anew():
     """The library is looked for once in a process."""

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <type_traits>
 
 #include "batch.h"
@@ -22,11 +23,12 @@ struct Attention {
   int size;                // of a head
   int kv_heads;
   int end;   // positions that any row may see
-  int text;  // positions whose place in the text is their own: what a row does not see adds zeros
+  int text;  // positions whose place in the text is their own, and whose values are finite where not
+             // all rows see them: those that a row does not see add zeros
   const Head* heads;  // [kv_heads, count]
   int count, shared;  // heads of all rows, and of one
-  const std::vector<int32_t>* paths;  // [rows] of a tree: nodes up to each row's, whose values lie
-                                      // behind `text`
+  const std::vector<int32_t>* paths;  // [rows] where `text` is not all: which values behind it each
+                                      // row sees
   uint16_t* queries;  // [kv_heads, as `queries_size` says]; null: the matrix unit does nothing
   float* sums;        // [kv_heads, as `sums_size` says]
 };
@@ -214,8 +216,8 @@ void score_all(const Attention<W>& task) {
 
 const uint16_t kNoValues[kWidest] = {};
 
-// What a tree's rows mix from `begin` on: the text's end, and each row its own path's nodes, in the
-// order that they have in the text. Tiles are in use, of `rows` rows, by which `shared` divides.
+// What rows mix from `begin` on: the text's end, and each row its own path's nodes, in the order that
+// they have in the text. Tiles are in use, of `rows` rows, by which `shared` divides.
 void mix_paths(const Attention<uint16_t>& task, int begin, int kv_head, int rows, float* sums) {
   const uint16_t* values = task.values + kv_head * task.size;
   for (int first = 0; first < task.count; first += task.shared) {
@@ -243,8 +245,8 @@ void mix_paths(const Attention<uint16_t>& task, int begin, int kv_head, int rows
 
 void mix_by_tiles(const Attention<uint16_t>& task) {
   const int size = sums_size(task.count, task.size), rows = tile_heads(task.count);
-  const bool tree = task.text < task.end;
-  const int whole = tree ? task.text - task.text % kMixed : task.end;
+  const bool by_paths = task.text < task.end;
+  const int whole = by_paths ? task.text - task.text % kMixed : task.end;
   const uint16_t* none = nullptr;
   std::fill_n(task.sums, task.kv_heads * size, 0.0f);
   each_block(task, task.values, none, [&](int at, int head) {
@@ -260,8 +262,8 @@ void mix_by_tiles(const Attention<uint16_t>& task) {
   });
   int row_heads = tile_heads(task.shared);
   while (task.shared % row_heads) --row_heads;
-  if (tree) use_attention_tiles(row_heads);
-  for (int head = 0; tree && head < task.kv_heads; ++head)
+  if (by_paths) use_attention_tiles(row_heads);
+  for (int head = 0; by_paths && head < task.kv_heads; ++head)
     mix_paths(task, whole, head, row_heads, task.sums + head * size);
   for (int index = 0; index < task.kv_heads * task.count; ++index)
     put_in_order(task.sums + index / task.count * size + index % task.count * task.size, task.size,
@@ -270,10 +272,10 @@ void mix_by_tiles(const Attention<uint16_t>& task) {
 
 template <class W>
 void mix_all(const Attention<W>& task) {
-  for (int index = 0; index < task.kv_heads * task.count; ++index)
-    std::fill_n(task.heads[index].mixed, task.size, 0.0f);
   if constexpr (std::is_same_v<W, uint16_t>)
     if (task.queries) return mix_by_tiles(task);
+  for (int index = 0; index < task.kv_heads * task.count; ++index)
+    std::fill_n(task.heads[index].mixed, task.size, 0.0f);
   const W* none = nullptr;
   each_line(task, task.values, none, [&](int at, const Head* heads, const auto& values) {
     const int seen = std::max(0, std::min(kBlock, task.text - at));
@@ -328,6 +330,14 @@ void attend(const Model& model, const Layer& layer, const Step& step, const Run&
         *next = {&space.qkv[own * qkv_width + head * size], scores + (next - heads) * padded(end),
                  &space.mixed[(own * model.heads + head) * size]};
       }
+  // A value that is not finite would reach rows before it, though by a share of zero.
+  const uint8_t* broken = &space.broken[first];
+  const bool clean = chain && std::find(broken, broken + task.rows, 1) == broken + task.rows;
+  std::vector<std::vector<int32_t>> paths(chain && !clean ? task.rows : 0);
+  for (size_t row = 0; row < paths.size(); ++row) {
+    paths[row].resize(row + 1);
+    std::iota(paths[row].begin(), paths[row].end(), 0);
+  }
   const W* keys = static_cast<const W*>(layer.cache) + task.head * size;
   const Attention<W> attention{keys,
                                keys + model.kv_heads * size,
@@ -336,11 +346,11 @@ void attend(const Model& model, const Layer& layer, const Step& step, const Run&
                                size,
                                task.heads,
                                end,
-                               chain ? end : query.start,
+                               clean ? end : chain ? last - task.rows : query.start,
                                heads,
                                task.rows * shared,
                                shared,
-                               &run.path[first],
+                               chain ? paths.data() : &run.path[first],
                                run.queries ? &space.queries[run.queries * thread] : nullptr,
                                run.queries ? &space.sums[run.sums * thread] : nullptr};
   if (run.queries) use_attention_tiles(tile_heads(attention.count));

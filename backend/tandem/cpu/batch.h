@@ -30,13 +30,14 @@ struct Run {
   int scores = 0, heads = 0, queries = 0, sums = 0;  // most that a task needs
 };
 
-// What a pass needs room for, kept from pass to pass: [rows, ...], but scores, draws and heads.
+// What a pass needs room for, kept from pass to pass: [rows, ...], or of each thread.
 struct Space {
   Team team;
   std::vector<float> x, normed, wide, fused, pair, qkv, mixed, gates, inner, delta, scores, sums;
   std::vector<float> logits;  // of passes whose tokens are drawn at once
   std::vector<Draws> draws;   // [threads]
   std::vector<uint16_t> parts, queries;  // of what is multiplied
+  std::vector<uint8_t> broken;           // [rows] whether some of a row's values are not finite
   std::vector<Head> heads;
 
   void fit(const Model& model, const Step& step, const Run& run) {
@@ -48,6 +49,7 @@ struct Space {
       grow(wide, rows * model.entry.fuse.columns);
       grow(fused, rows * model.hidden);
     }
+    grow(broken, rows);
     grow(qkv, rows * (model.heads + 2 * model.kv_heads) * size);
     grow(mixed, rows * model.heads * size);
     grow(gates, rows * 2 * model.inner);

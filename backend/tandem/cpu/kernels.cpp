@@ -2,7 +2,7 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <vector>
+#include <memory>
 
 #include "chains.h"
 #include "pass.h"
@@ -41,10 +41,11 @@ void tandem_pack(const void* weight, int rows, int columns, int bfloat, void* to
 // y [rows, matrix.rows] = x [rows, matrix.columns] by the transposed weight, and the bias.
 void tandem_multiply(const Matrix* matrix, const float* x, int rows, float* y, int threads) {
   const bool tiled = kTiles && matrix->bfloat;
-  std::vector<uint16_t> parts(tiled ? parts_size(rows, matrix->columns, threads) : 0);
+  const size_t size = tiled ? parts_size(rows, matrix->columns, threads) : 0;
+  const std::unique_ptr<uint16_t[]> parts(new uint16_t[size]);  // not zeros first, as in a vector
   Team team;
 #pragma omp parallel num_threads(threads)
-  multiply(team, *matrix, x, rows, y, parts.data());
+  multiply(team, *matrix, x, rows, y, parts.get());
 }
 void tandem_forward(const Model* model, const Step* step, void* space) {
   Space& room = *static_cast<Space*>(space);

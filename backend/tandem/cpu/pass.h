@@ -88,7 +88,8 @@ void run_layer(const Model& model, const Layer& layer, const float* next, const 
   Team& team = space.team;
   multiply(team, layer.qkv, normed, rows, qkv, parts);
   team.each(rows, [&](int row) {
-    prepare<W>(model, layer, run.position[row], run.slot[row], qkv + size_t(row) * width);
+    space.broken[row] =
+        prepare<W>(model, layer, run.position[row], run.slot[row], qkv + size_t(row) * width);
   });
   team.each_uneven(int(run.tasks.size()), [&](int task) {
     attend<W>(model, layer, step, run, run.tasks[task], space);
@@ -160,7 +161,8 @@ void enter_head(const Model& model, const Step& step, const Run& run, Space& spa
   });
 }
 
-// The logits of the picked rows, the best of each, and all rows after the last norm where they are wanted.
+// The logits of the picked rows and the best of each, and all rows after the last norm where they are
+// wanted.
 void finish(const Model& model, const Step& step, Space& space) {
   const size_t width = model.hidden;
   if (step.normed)

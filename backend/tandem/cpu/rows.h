@@ -34,9 +34,20 @@ void rotate(float* head, const float* cos, const float* sin, int size) {
   }
 }
 
-// Norms and rotates a row's queries and keys, and stores its keys and values.
+// Whether all are numbers, and finite: times zero they are zero.
 template <class W>
-void prepare(const Model& model, const Layer& layer, int position, int slot, float* qkv) {
+bool all_finite(const W* values, int count) {
+  const int whole = count - count % kLanes;
+  Floats zeros = {};
+  for (int i = 0; i < whole; i += kLanes) zeros = fused(load(values + i), all(0.0f), zeros);
+  if (whole < count) zeros = fused(load_some(values + whole, count - whole), all(0.0f), zeros);
+  return sum(zeros) == 0;
+}
+
+// Norms and rotates a row's queries and keys, and stores its keys and values. Returns whether some
+// of the values are not finite.
+template <class W>
+bool prepare(const Model& model, const Layer& layer, int position, int slot, float* qkv) {
   const int size = model.head_dim;
   for (int head = 0; head < model.heads + model.kv_heads; ++head) {
     float* values = qkv + head * size;
@@ -48,6 +59,7 @@ void prepare(const Model& model, const Layer& layer, int position, int slot, flo
   W* stored = static_cast<W*>(layer.cache) + size_t(slot) * width;
   const float* made = qkv + model.heads * size;
   for (int i = 0; i < width; ++i) narrow(made[i], stored + i);
+  return !all_finite(stored + width / 2, width / 2);
 }
 
 }  // namespace

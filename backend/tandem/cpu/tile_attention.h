@@ -106,6 +106,7 @@ inline void score_tiles(const Head* heads, const uint16_t* queries, int count, c
   const int rows = tile_heads(count), part = rows * kTileColumns;
   const __m512i from_0 = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   const __m512i places = _mm512_mullo_epi32(from_0, _mm512_set1_epi32(rows));
+  written();
   for (int first = 0; first < count; first += rows) {
     _tile_zero(2);
     for (int column = 0; column < size; column += kTileColumns, queries += kXParts * part) {
@@ -154,6 +155,7 @@ inline void put_in_order(const float* sums, int size, float* to) {
 inline void add_tiles(const uint16_t* shares, const uint16_t* values, int rows, int size,
                       float* sums) {
   const int stride = size * int(sizeof(float));
+  written();
   _tile_loadd(4, shares, 64);
   _tile_loadd(5, shares + rows * kMixed, 64);
   for (int column = 0; column < size; column += 2 * kTileOutputs, values += 2 * kTileSize) {
@@ -170,8 +172,9 @@ inline void add_tiles(const uint16_t* shares, const uint16_t* values, int rows, 
   }
 }
 
-// sums [count, size] += what `count` heads mix of 32 positions: `some` of their shares count.
-// lines: the positions' values. Tiles are in use, of `rows` rows.
+// sums += what `count` heads mix of 32 positions: `some` of their shares count. lines: the positions'
+// values. Tiles are in use, of `rows` rows; where they do not divide `count`, the sums behind it are
+// written to as well.
 template <class Shares>
 void mix_tiles(Shares shares, int count, int some, const uint16_t* const* lines, int size, int rows,
                float* sums) {
@@ -187,7 +190,6 @@ void mix_tiles(Shares shares, int count, int some, const uint16_t* const* lines,
 #else
 
 inline void use_attention_tiles(int) {}
-inline void stop_tiles() {}
 inline void lay_out_queries(const Head*, int, int, uint16_t*) {}
 inline void score_tiles(const Head*, const uint16_t*, int, const uint16_t*, int, int, int) {}
 inline void put_in_order(const float*, int, float*) {}

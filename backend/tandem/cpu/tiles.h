@@ -54,14 +54,17 @@ void pack_tiles(const uint16_t* weight, int rows, int columns, uint16_t* to) {
 
 // Numbers that x takes in parts: [blocks of rows, columns / 32, 2 parts, rows, 32].
 inline size_t copy_size(int rows, int columns) {
-  return size_t(up(rows, kTileRows)) * kTileRows * up(columns, kTileColumns) * kTileColumns * kXParts;
+  const int whole = rows > kTileRows ? up(rows, kTileRows) * kTileRows : rows;
+  return size_t(whole) * up(columns, kTileColumns) * kTileColumns * kXParts;
 }
-// Whether each thread makes all parts for itself, where that takes less than waiting for those that
-// another core has just written, and for this one's lines to come back from there.
-inline bool splits_alone(int rows) { return rows <= kTileRows; }
-// Numbers of all copies.
+// Whether each thread makes all parts for itself. For a few that takes less than waiting for those
+// that another core has just written, and for this one's lines to come back from there (measured
+// with two threads); what all of them make grows with the threads.
+inline bool splits_alone(int rows, int threads) { return rows * threads <= 2 * kTileRows; }
+// Numbers of all copies, for so many rows or fewer.
 inline size_t parts_size(int rows, int columns, int threads) {
-  return copy_size(rows, columns) * (splits_alone(rows) ? threads : 1);
+  const int few = std::min(rows, 2 * kTileRows / threads);
+  return std::max(copy_size(rows, columns), copy_size(few, columns) * threads);
 }
 
 #if TANDEM_TILES
@@ -91,6 +94,9 @@ inline void split_columns(const float* x, int count, uint16_t* to, int stride) {
   }
 }
 
+// What was written is in memory: compilers need not know that tiles are loaded from there.
+inline void written() { asm volatile("" ::: "memory"); }
+
 struct alignas(64) TileShapes {
   uint8_t palette = 1, start = 0, reserved[14] = {};
   uint16_t bytes[16] = {};
@@ -107,6 +113,7 @@ void use_tiles(const TileShape (&shapes)[8]) {
     all.rows[tile] = uint8_t(shapes[tile].rows);
     all.bytes[tile] = uint16_t(4 * shapes[tile].words);
   }
+  written();
   _tile_loadconfig(&all);
 }
 void stop_tiles() { _tile_release(); }
@@ -122,6 +129,7 @@ struct TilesAhead {
 inline void sum_tiles(const uint16_t* weights, const uint16_t* x, int rows, int steps,
                       TilesAhead& ahead, float* sums) {
   const int part = rows * kTileColumns;
+  written();
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
@@ -162,7 +170,7 @@ struct SplitRows {
 };
 
 SplitRows split_rows(Team& team, const float* x, int rows, int columns, uint16_t* parts) {
-  const bool alone = splits_alone(rows);
+  const bool alone = splits_alone(rows, omp_get_num_threads());
   if (alone) parts += copy_size(rows, columns) * omp_get_thread_num();
   const SplitRows split{parts, rows, columns, up(rows, up(rows, kTileRows))};
   const int block = split.block, stride = block * kTileColumns;
@@ -215,6 +223,7 @@ void multiply_by_tiles(Team& team, const Matrix& matrix, const float* x, int row
 #else
 
 constexpr bool kTiles = false;
+inline void stop_tiles() {}
 inline void multiply_by_tiles(Team&, const Matrix&, const float*, int, float*, uint16_t*) {}
 
 #endif
