@@ -128,9 +128,10 @@ def _timed_passes(engine: Engine) -> _Clock:
     clock = _Clock()
     for runner in runners:
         stack = getattr(runner, "by_kernels", None)
-        # the kernels' own call, or all of a pass where torch computes it
-        holder, name = (stack, "_forward") if stack else (runner, "forward_tapped")
-        setattr(holder, name, clock.timed(getattr(holder, name)))
+        # the kernels' own calls, or all of a pass where torch computes it
+        holder, names = (stack, ("_forward", "_chains")) if stack else (runner, ("forward_tapped",))
+        for name in names:
+            setattr(holder, name, clock.timed(getattr(holder, name)))
     return clock
 
 
