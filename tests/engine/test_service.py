@@ -153,22 +153,22 @@ def test_every_line_of_the_log_about_a_request_names_it(target, caplog, monkeypa
 
 
 def test_a_request_ends_with_its_timeout(shared):
-    timed = submit(shared, "t1", LONG.model_copy(update={"timeout": 0.02})).wait()
+    timed = submit(shared, "t1", LONG.model_copy(update={"timeout": 0.005})).wait()
     (error,) = timed.errors
     assert isinstance(error, RequestTimeoutError)
-    assert "timeout of 0.02 s" in str(error)
+    assert "timeout of 0.005 s" in str(error)
     assert timed.reason is None
     assert timed.calls_after_the_end == 0
     assert submit(shared, "t1", SHORT.model_copy(update={"timeout": 50})).wait().reason == "length"
 
 
 def test_a_request_does_not_wait_longer_than_the_queue_allows(target):
-    one = EngineService(config_of(target, max_num_seqs=1, queue_timeout=0.03))
+    one = EngineService(config_of(target, max_num_seqs=1, queue_timeout=0.005))
     try:
         first, second = submit(one, "t1", LONG), submit(one, "t2", LONG)
         (error,) = second.wait().errors
         assert isinstance(error, RequestTimeoutError)
-        assert "waited for 0.03 s" in str(error)
+        assert "waited for 0.005 s" in str(error)
         assert first.wait().reason == "length"  # once begun, it goes on
         assert submit(one, "t1").wait().reason == "length"
     finally:
@@ -181,7 +181,7 @@ def test_what_a_service_counts(target):
     try:
         submit(one, "t1").wait()
         submit(one, [500]).wait()
-        submit(one, "t1", LONG.model_copy(update={"timeout": 0.02})).wait()
+        submit(one, "t1", LONG.model_copy(update={"timeout": 0.005})).wait()
         answer = submit(one, "t1", LONG)
         assert answer.begun.wait(WAIT_S)
         one.abort(answer.id)

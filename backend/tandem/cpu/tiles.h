@@ -61,10 +61,9 @@ inline size_t copy_size(int rows, int columns) {
 // that another core has just written, and for this one's lines to come back from there (measured
 // with two threads); what all of them make grows with the threads.
 inline bool splits_alone(int rows, int threads) { return rows * threads <= 2 * kTileRows; }
-// Numbers of all copies, for so many rows or fewer.
+// Numbers of all copies, for so many rows and threads or fewer.
 inline size_t parts_size(int rows, int columns, int threads) {
-  const int few = std::min(rows, 2 * kTileRows / threads);
-  return std::max(copy_size(rows, columns), copy_size(few, columns) * threads);
+  return copy_size(std::max(rows, std::min(rows * threads, 2 * kTileRows)), columns);
 }
 
 #if TANDEM_TILES
