@@ -4,19 +4,12 @@
 // beginning on, whatever a row does not see adding zeros.
 #pragma once
 
+#include "cache.h"
 #include "tiles.h"
 
 namespace {
 
-constexpr int kBlock = 16;     // positions whose keys or values are read together
-constexpr int kMixed = 32;     // positions whose values are summed together
-constexpr int kWidest = 1024;  // most columns of a head
-
-// A row's query of one head, its scores or shares by position, and what it mixes of the values.
-struct Head {
-  const float* query;
-  float *scores, *mixed;
-};
+constexpr int kMixed = 32;  // positions whose values are summed together
 
 // Whether keys and values lie as tiles are read.
 inline bool tiles_attend(const Model& model) {
@@ -197,5 +190,80 @@ template <class Shares>
 void mix_tiles(Shares, int, int, const uint16_t* const*, int, int, float*) {}
 
 #endif
+
+void score_by_tiles(const Attention<uint16_t>& task) {
+  const int size = queries_size(task.count, task.size);
+  for (int head = 0; head < task.kv_heads; ++head)
+    lay_out_queries(task.heads + head * task.count, task.count, task.size,
+                    task.queries + head * size);
+  alignas(64) uint16_t last[kBlock * kWidest];
+  each_block(task, task.keys, task.values, [&](int at, int head) {
+    const uint16_t* keys = task.keys + size_t(task.slots[at]) * task.width + head * task.size;
+    const int some = task.end - at, stride = some < kBlock ? task.size : task.width;
+    if (some < kBlock) {  // what lies behind the end would have to come from memory
+      for (int p = 0; p < some; ++p)
+        std::copy_n(keys + size_t(p) * task.width, task.size, last + p * task.size);
+      keys = last;
+    }
+    score_tiles(task.heads + head * task.count, task.queries + head * size, task.count, keys, stride,
+                task.size, at);
+  });
+}
+
+const uint16_t kNoValues[kWidest] = {};
+
+// What rows mix from `begin` on: the text's end, and each row its own path's nodes, in the order that
+// they have in the text. Tiles are in use, of `rows` rows, by which `shared` divides.
+void mix_paths(const Attention<uint16_t>& task, int begin, int kv_head, int rows, float* sums) {
+  const uint16_t* values = task.values + kv_head * task.size;
+  for (int first = 0; first < task.count; first += task.shared) {
+    const Head* heads = task.heads + kv_head * task.count + first;
+    const std::vector<int32_t>& path = task.paths[first / task.shared];
+    const int end = task.text + int(path.size());
+    for (int at = begin; at < end; at += kMixed) {
+      const int some = std::min(kMixed, end - at);
+      const uint16_t* lines[kMixed];
+      int places[kMixed];
+      float shares[kMixed];
+      for (int i = 0; i < kMixed; ++i) {
+        const int node = at + i - task.text;
+        places[i] = node < 0 || i >= some ? at + i : task.text + path[node];
+        lines[i] = i < some ? values + size_t(task.slots[places[i]]) * task.width : kNoValues;
+      }
+      const auto own = [&](int head) {
+        for (int i = 0; i < some; ++i) shares[i] = heads[head].scores[places[i]];
+        return shares;
+      };
+      mix_tiles(own, task.shared, some, lines, task.size, rows, sums + first * task.size);
+    }
+  }
+}
+
+void mix_by_tiles(const Attention<uint16_t>& task) {
+  const int size = sums_size(task.count, task.size), rows = tile_heads(task.count);
+  const bool by_paths = task.text < task.end;
+  const int whole = by_paths ? task.text - task.text % kMixed : task.end;
+  const uint16_t* none = nullptr;
+  std::fill_n(task.sums, task.kv_heads * size, 0.0f);
+  each_block(task, task.values, none, [&](int at, int head) {
+    if (at % kMixed || at >= whole) return;
+    const uint16_t* lines[kMixed];
+    for (int i = 0; i < kMixed; ++i)
+      lines[i] = at + i >= whole ? kNoValues
+                                 : task.values + size_t(task.slots[at + i]) * task.width +
+                                       head * task.size;
+    const Head* heads = task.heads + head * task.count;
+    mix_tiles([&](int n) { return heads[n].scores + at; }, task.count,
+              std::min(kMixed, whole - at), lines, task.size, rows, task.sums + head * size);
+  });
+  int row_heads = tile_heads(task.shared);
+  while (task.shared % row_heads) --row_heads;
+  if (by_paths) use_attention_tiles(row_heads);
+  for (int head = 0; by_paths && head < task.kv_heads; ++head)
+    mix_paths(task, whole, head, row_heads, task.sums + head * size);
+  for (int index = 0; index < task.kv_heads * task.count; ++index)
+    put_in_order(task.sums + index / task.count * size + index % task.count * task.size, task.size,
+                 task.heads[index].mixed);
+}
 
 }  // namespace
