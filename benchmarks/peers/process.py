@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -81,12 +82,11 @@ class Peer:
         """Waits until its processes rest: some spin for a second yet, and whoever is next would
         have that core less."""
         root = psutil.Process(self._process.pid)
-        processes = [root, *root.children(recursive=True)]
         end = time.monotonic() + SETTLE_S
-        before = _busy_s(processes)
+        before = _busy_s(root)
         while time.monotonic() < end:
             time.sleep(LOOK_S)
-            now = _busy_s(processes)
+            now = _busy_s(root)
             if now - before < QUIET * LOOK_S:
                 return
             before = now
@@ -117,9 +117,13 @@ class Peer:
         self.close()
 
 
-def _busy_s(processes: list[psutil.Process]) -> float:
-    """Of processor time, so far."""
-    return sum(sum(one.cpu_times()[:2]) for one in processes)
+def _busy_s(root: psutil.Process) -> float:
+    """Processor time of a process and of those below it, so far."""
+    spent = 0.0
+    for one in (root, *root.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            spent += sum(one.cpu_times()[:2])
+    return spent
 
 
 def checkpoint(software: Software, folder: Path) -> Path:
