@@ -5,11 +5,12 @@ import itertools
 import numpy as np
 import pytest
 
+from tandem.drafting.between import BetweenPasses
 from tandem.drafting.costs import EXPLORING, FIRST_PROBES, RoundCosts, Times, profile
 from tandem.drafting.gains import PRIOR, Gains
 from tandem.drafting.lengths import Option, best_lengths, outlook
 from tandem.drafting.remembered import Known
-from tandem.drafting.stopwatch import Stopwatch
+from tandem.drafting.stopwatch import Begun, Stopwatch
 
 FLAT = RoundCosts({1: 1.0, 64: 1.0})
 STEEP = RoundCosts({1: 1.0, 64: 64.0})
@@ -27,7 +28,7 @@ def options(*chances, by_model=(), longest=8):
 def lengths_of(costs, *chances, by_model=()):
     some = options(*chances, by_model=by_model)
     drafts = costs.drafts(max(1, len(by_model)), 8)
-    return best_lengths(costs.rounds(100), drafts, some).lengths
+    return best_lengths(costs.rounds(1, 100), drafts, some).lengths
 
 
 def line(level, longest=8):
@@ -98,7 +99,8 @@ def test_requests_are_told_apart():
 def test_a_profile_takes_the_least_of_some_tries_and_stops_at_the_most():
     calls = []
     found = profile(calls.append, 20)
-    assert list(found) == [1, 2, 4, 8, 16]
+    assert sorted(found) == [1, 2, 4, 8, 16]
+    assert calls == sorted(calls, reverse=True)  # the first use of memory is no pass's time
     assert calls.count(8) > 1
     assert all(seconds >= 0 for seconds in found.values())
 
@@ -107,7 +109,21 @@ def test_long_passes_are_profiled_but_once(monkeypatch):
     monkeypatch.setattr("tandem.drafting.costs.LONG_S", 0.0)
     calls = []
     profile(calls.append, 4)
-    assert calls == [1, 2, 4]
+    assert calls == [4, 2, 1]
+
+
+def test_fewer_rows_are_expected_to_take_no_longer_than_more_did():
+    times = Times({1: 1.0, 64: 2.0})
+    times.observe(1, 1.8)
+    slow = times.of(1)
+    for _ in range(20):
+        times.observe(4, 0.5)
+    assert times.of(4) < 0.6 < slow
+    assert times.of(1) <= times.of(4)  # although nobody has seen it since
+    for _ in range(20):
+        times.observe(4, 1.9 * times.of(4))
+    assert 2.3 < times.of(4) <= times.of(8) <= times.of(64)
+    assert times.upto(64) == sorted(times.upto(64))
 
 
 def test_times_lie_on_a_line_between_sizes_and_grow_beyond():
@@ -284,9 +300,9 @@ def test_what_a_round_takes_besides_its_pass_makes_longer_drafts_pay():
     costs = RoundCosts({1: 1.0, 64: 20.0})
     assert lengths_of(costs, 0.8) == [3]
     for seconds in [3.0] * 20 + [1000.0]:  # and then there was nothing to do for a while
-        costs.observe_between(seconds)
+        costs.between.observe(1, seconds)
         costs.observe_pass(1, 1.0)
-    assert 4.0 < costs.rounds(1)[1] < 5.0
+    assert 4.0 < costs.rounds(1, 1)[1] < 5.0
     assert lengths_of(costs, 0.8)[0] > 5
 
 
@@ -302,16 +318,27 @@ def test_a_draft_must_promise_more_than_none_by_a_margin():
 
 def test_what_a_models_draft_takes_besides_is_paid_by_drafts_alone():
     costs = RoundCosts({1: 1.0, 64: 1.0})
-    costs.observe_between(3.0, by_model=True)
-    assert costs.rounds(1)[1] == pytest.approx(4.0)  # as long as none went without
+    costs.between.observe(1, 3.0, by_model=True)
+    assert costs.rounds(1, 1)[1] == pytest.approx(4.0)  # as long as none went without
     for _ in range(30):
-        costs.observe_between(1.0)
-        costs.observe_between(3.0, by_model=True)
-    assert costs.besides == pytest.approx(2.0)
-    seconds, some = costs.rounds(9), [Option([0.9], True)]
+        costs.between.observe(1, 1.0)
+        costs.between.observe(1, 3.0, by_model=True)
+    assert costs.between.besides(1) == pytest.approx(2.0)
+    seconds, some = costs.rounds(1, 9), [Option([0.9], True)]
     assert seconds[1] == pytest.approx(2.0)
     assert best_lengths(seconds, FREE, some).lengths == [1]
-    assert best_lengths(seconds, FREE, some, besides=costs.besides).lengths == [0]
+    assert best_lengths(seconds, FREE, some, besides=costs.between.besides(1)).lengths == [0]
+
+
+def test_what_rounds_take_between_their_passes_grows_with_the_requests():
+    between = BetweenPasses()
+    assert between.of(8) == between.besides(8) == 0.0
+    between.observe(8, 2.0)
+    assert between.of(8) == pytest.approx(2.0)
+    assert 2.0 < between.of(16) < 4.0
+    between.observe(64, 18.0, by_model=True)
+    assert between.besides(64) == pytest.approx(9.0)
+    assert between.besides(8) == pytest.approx(2.0)
 
 
 def test_a_surprising_pass_is_learnt_at_once():
@@ -381,12 +408,12 @@ def test_what_was_waited_for_between_requests_is_no_rounds_cost():
     now = iter(range(0, 1000, 10))
     watch = Stopwatch(costs, lambda: float(next(now)))
     for first in ("a", "b", "c"):
-        watch.ended(first, False, 1, watch.clock(), 1.0)
+        watch.ended(Begun(1, first, False, 1, watch.clock()), 1, 1.0)
     watch.learn()
-    assert costs.between == 0
-    watch.ended("c", False, 1, watch.clock(), 1.0)
+    assert costs.between.of(1) == 0
+    watch.ended(Begun(1, "c", False, 1, watch.clock()), 1, 1.0)
     watch.learn()
-    assert costs.between == 10
+    assert costs.between.of(1) == 10
 
 
 def test_behind_any_number_of_rounds_a_request_is_only_forgotten():

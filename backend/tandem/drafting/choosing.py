@@ -107,12 +107,12 @@ class Chooser:
     def _look_ahead(self, place: int, known: Known, count: int, reading: float = 0.0) -> Outlook:
         """reading: seconds in which the model catches up with the request's text."""
         batch, costs = known.batch, self._costs
-        seconds = costs.rounds(batch * (1 + self._longest))
+        seconds = costs.rounds(batch, batch * (1 + self._longest))
         gains = self._gains[place].expected(known.gains[place], count)
         if self._methods[place].is_lookup:
             return outlook(seconds, batch, gains, slack=SLACK)
         drafts = costs.drafts(batch, len(gains))
-        once = batch * reading + costs.besides
+        once = batch * reading + costs.between.besides(batch)
         found = outlook(seconds, batch, gains, drafts, once, margin=MARGIN)
         if reading and not any(found.lengths):  # what others draft does not make it worth reading
             found = found._replace(gains=[0.0] * len(gains))
@@ -123,10 +123,11 @@ class Chooser:
         if len(choices) == 1:
             return Plan([choices[0].length], choices[0].rate)
         options = [choice.option for choice in choices]
-        seconds = self._costs.rounds(len(choices) * (1 + self._longest))
+        batch, between = len(choices), self._costs.between
+        seconds = self._costs.rounds(batch, batch * (1 + self._longest))
         drafting = max(1, sum(option.by_model for option in options))
         drafts = self._costs.drafts(drafting, self._longest)
-        return best_lengths(seconds, drafts, options, SLACK, self._costs.besides, MARGIN)
+        return best_lengths(seconds, drafts, options, SLACK, between.besides(batch), MARGIN)
 
     def _learn(self) -> None:
         """From what was judged since the last time: seldom, for behind a pass each line is slow."""

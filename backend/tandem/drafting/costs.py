@@ -13,12 +13,12 @@ from itertools import accumulate, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-MEMORY = 0.8  # of a moving average
+from tandem.drafting.between import MEMORY, OUTLIER, BetweenPasses, averaged
+
 A_ROW = 0.05  # of a one-row pass, that a further row is expected to add where nothing is known
 A_LEVEL = 0.05  # of a pass, that a level of a model's draft is expected to take, and...
 BEGINNING = 2.0  # ... levels, that it takes to begin one
-OUTLIER = 2.0  # times what is known: others may have had the processor, and it counts for less
-OF_AN_OUTLIER = 0.02
+OF_AN_OUTLIER = 0.02  # what a time counts for that is OUTLIER times what is known, or more
 LONG_AGO = 16  # times of other sizes, since one was seen
 OF_ONE_NOT_SEEN = 0.5  # what it counts for then
 NEAR = 0.25  # of what is learnt of a size, for half of it and twice as much
@@ -39,11 +39,12 @@ LONG_S = 0.5  # a pass that takes longer is not repeated
 
 
 def profile(run: Callable[[int], object], most: int) -> dict[int, float]:
-    """Seconds that `run` takes for so many rows, the least of some tries; at most `most` rows."""
+    """Seconds that `run` takes for so many rows, the least of some tries; at most `most` rows.
+
+    Most rows come first: they use memory that nobody has used yet, which takes long once.
+    """
     found: dict[int, float] = {}
-    for rows in PROFILED:
-        if rows > most:
-            break
+    for rows in sorted((rows for rows in PROFILED if rows <= most), reverse=True):
         for _ in range(REPEATS):
             began = time.perf_counter()
             run(rows)
@@ -54,11 +55,6 @@ def profile(run: Callable[[int], object], most: int) -> dict[int, float]:
     return found
 
 
-def averaged(old: float | None, new: float) -> float:
-    """The moving average after a new value."""
-    return new if old is None else MEMORY * old + (1 - MEMORY) * new
-
-
 @lru_cache
 def _near(size: float) -> tuple[tuple[int, float], ...]:
     """Which of SIZES learn from one, and how much of it."""
@@ -67,8 +63,9 @@ def _near(size: float) -> tuple[tuple[int, float], ...]:
 
 
 class Times:
-    """Seconds by size, on SIZES; between them a line. Without a profile all sizes are expected to
-    take as long as the first one seen: where that is wrong, trying shows it.
+    """Seconds by size, on SIZES; between them a line. More never takes less: where what is seen of
+    a size contradicts what is known of others, they follow it. Without a profile all sizes are
+    expected to take as long as the first one seen: where that is wrong, trying shows it.
 
     Plain numbers: behind a pass numpy's functions have left the processor's caches.
     """
@@ -89,24 +86,23 @@ class Times:
             self._seconds = found.tolist()
 
     def upto(self, most: int) -> list[float]:
-        """Seconds expected of 0 to at least `most`; more is never quicker."""
-        seconds = list(accumulate(self._seconds, max))
-        found = [seconds[0]]
-        for place, (below, above) in enumerate(pairwise(seconds)):
+        """Seconds expected of 0 to at least `most`."""
+        found = self._seconds[:1]
+        for place, (below, above) in enumerate(pairwise(self._seconds)):
             apart = SIZES[place + 1] - SIZES[place]
             step = (above - below) / apart
             found += [below + step * further for further in range(apart)]
             if len(found) > most:
                 return found
-        return found + seconds[-1:] * (most + 1 - len(found))
+        return found + self._seconds[-1:] * (most + 1 - len(found))
 
     def of(self, size: float) -> float:
         """The same of one."""
         place = min(bisect_left(SIZES, size), len(SIZES) - 1)
-        above = max(self._seconds[: place + 1])
+        above = self._seconds[place]
         if not place or size >= SIZES[place]:
             return above
-        below = max(self._seconds[:place])
+        below = self._seconds[place - 1]
         lower, upper = SIZES[place - 1], SIZES[place]
         return below + (above - below) * (size - lower) / (upper - lower)
 
@@ -118,9 +114,21 @@ class Times:
             base = min(ratio, OUTLIER) ** weight
             for place, near in _near(size):
                 self._seconds[place] *= base**near
+            self._follow(size, ratio < 1)
         else:
             self._seconds = [one * ratio for one in self._seconds]
         self._measured = True
+
+    def _follow(self, size: float, quicker: bool) -> None:
+        """Fewer take no longer than what was found quicker, and more no less than what was found
+        slower."""
+        place = min(bisect_left(SIZES, size), len(SIZES) - 1)
+        if quicker:
+            below = accumulate(reversed(self._seconds[: place + 1]), min)
+            self._seconds[: place + 1] = reversed(list(below))
+        else:
+            first = max(0, place - 1)
+            self._seconds[first:] = accumulate(self._seconds[first:], max)
 
     def _weight(self, size: float) -> float:
         """Of a new time: the more, the longer ago the last one was seen."""
@@ -183,10 +191,7 @@ class RoundCosts:
         """Seconds a token that the model reads."""
         self._readings, self._drafts = 1.0, BORNE_BY
         """How often the model had much to read, and how often it drafted."""
-        self._between: float | None = None
-        """Seconds from a pass to the next: what each round takes besides, and..."""
-        self._besides: float | None = None
-        """... the same behind rounds in which the model drafted."""
+        self.between = BetweenPasses()
         self._rounds = 0
         self._elapsed = 0.0
         self._explored = 0.0
@@ -208,17 +213,6 @@ class RoundCosts:
             return False
         expected = self._passes.of(rows)
         return not SURPRISING * expected < abs(seconds - expected) < (OUTLIER - 1) * expected
-
-    def observe_between(self, seconds: float, by_model: bool = False) -> None:
-        """So long it took from a pass to the next one, a model's draft not counted. by_model: it
-        drafted before, which takes longer to learn from and to plan."""
-        known = self._besides if by_model else self._between
-        if known is not None:
-            seconds = min(seconds, OUTLIER * known)
-        if by_model:
-            self._besides = averaged(known, seconds)
-        else:
-            self._between = averaged(known, seconds)
 
     def observe_draft(self, requests: int, levels: int, seconds: float, read: int) -> None:
         """A model's draft of so many levels for so many requests took so long; it has read so many
@@ -250,25 +244,14 @@ class RoundCosts:
             self._by_rows = self._passes.upto(most)
         return self._by_rows
 
-    def rounds(self, most: int) -> list[float]:
-        """The same of rounds with such passes, without a model's draft."""
-        between = self.between
+    def rounds(self, requests: int, most: int) -> list[float]:
+        """The same of so many requests' rounds with such passes, without a model's draft."""
+        between = self.between.of(requests)
         moved = abs(between - self._between_then) > BETWEEN_MOVED * between
         if moved or most >= len(self._by_round):
             self._by_round = [seconds + between for seconds in self.passes(most)]
             self._between_then = between
         return self._by_round
-
-    @property
-    def between(self) -> float:
-        """Seconds expected of what a round takes besides its pass and its draft."""
-        return self._between or self._besides or 0.0
-
-    @property
-    def besides(self) -> float:
-        """Seconds expected of a round with a model's draft, besides its levels and its pass, more
-        than of others."""
-        return max(0.0, (self._besides or 0.0) - self.between)
 
     def reading(self, tokens: int) -> float:
         """Seconds for the model to read so many tokens, as each draft that will come of it has to

@@ -7,11 +7,10 @@ asks no more of the lengths).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from operator import itemgetter
 from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 
 class Outlook(NamedTuple):
@@ -89,43 +88,49 @@ def best_lengths(
     must promise.
 
     For every number of levels that the model could draft, the tokens at hand are taken in the order
-    of their gains for as long as that raises the rate of the step.
+    of their gains for as long as that raises the rate of the step. Plain numbers, as of passes
+    (`costs.Times`).
     """
     batch = len(options)
-    gains = np.array([gain for option in options for gain in option.gains])
-    order = np.argsort(-gains, kind="stable")
-    places = [
-        place * option.by_model for option in options for place in range(1, 1 + len(option.gains))
-    ]
-    levels = np.array(places, np.int64)[order]
-    depths = np.unique([0, *places])
-    drafting = np.array(drafts)[depths] + besides * (depths > 0)
-    near = levels <= depths[:, None]  # a row for each number of levels
-    rates = _rates(seconds, drafting, gains[order], near, batch)
-    best = rates.argmax()
-    row, end = divmod(int(best), rates.shape[1])
-    if row and rates.flat[best] <= margin * rates[0].max():
-        row, end = 0, int(rates[0].argmax())
-    rate = float(rates[row, end])
-    if len(depths) == 1:  # no model drafts
-        end = int(np.flatnonzero(rates[0] >= (1 - (1 - slack) / batch) * rate)[-1])
-    owners = np.repeat(np.arange(batch), [len(option.gains) for option in options])[order]
-    taken = owners[:end][near[row, :end]]
-    return Plan(np.bincount(taken, minlength=batch).tolist(), rate)
+    tokens = sorted(_tokens(options), key=itemgetter(0), reverse=True)
+    near = [one for one in tokens if not one.level]
+    rates = _rates(seconds, 0.0, near, batch)
+    rate, least = max(rates), margin * max(rates)
+    end = rates.index(rate)
+    if len(near) == len(tokens):  # no model drafts
+        enough = (1 - (1 - slack) / batch) * rate
+        end = max(place for place, one in enumerate(rates) if one >= enough)
+    for depth in sorted({one.level for one in tokens} - {0}):
+        some = [one for one in tokens if one.level <= depth]
+        rates = _rates(seconds, drafts[depth] + besides, some, batch)
+        if max(rates) > max(rate, least):
+            rate, near = max(rates), some
+            end = rates.index(rate)
+    lengths = [0] * batch
+    for token in near[:end]:
+        lengths[token.owner] += 1
+    return Plan(lengths, rate)
+
+
+class _Token(NamedTuple):
+    """One that may be drafted."""
+
+    gain: float
+    level: int
+    """Of the model's draft; 0: a lookup has it."""
+    owner: int
+
+
+def _tokens(options: Sequence[Option]) -> Iterator[_Token]:
+    for owner, (gains, by_model) in enumerate(options):
+        for place, gain in enumerate(gains, 1):
+            yield _Token(gain, place * by_model, owner)
 
 
 def _rates(
-    seconds: list[float],
-    drafting: NDArray[np.float64],
-    gains: NDArray[np.float64],
-    near: NDArray[np.bool_],
-    batch: int,
-) -> NDArray[np.float64]:
-    """[D, 1 + N] tokens a second where of N tokens the first 0, 1, 2, ... are taken, as far as they
-    are `near` [D, N]. drafting [D]: seconds of the model's draft then."""
-    tokens = np.full((len(near), 1 + len(gains)), float(batch))
-    tokens[:, 1:] += (gains * near).cumsum(1)
-    rows = np.full(tokens.shape, batch)
-    rows[:, 1:] += near.cumsum(1)
-    found: NDArray[np.float64] = tokens / (np.array(seconds)[rows] + drafting[:, None])
-    return found
+    seconds: list[float], drafting: float, tokens: Sequence[_Token], batch: int
+) -> list[float]:
+    """Tokens a second where the first 0, 1, 2, ... are taken. drafting: seconds of the model's
+    draft."""
+    sums = accumulate([one.gain for one in tokens], initial=float(batch))
+    return [total / (one + drafting) for total, one in zip(sums, seconds[batch:], strict=False)]

@@ -27,7 +27,7 @@ from tandem.drafting.held import HeldStates
 from tandem.drafting.parts import NOTHING, Part, joined, part_of
 from tandem.drafting.remembered import MOST_PLANNED_FOR, PLANNED_FOR, Agenda, Judged, Known
 from tandem.drafting.resting import Rests
-from tandem.drafting.stopwatch import Stopwatch
+from tandem.drafting.stopwatch import Begun, Stopwatch
 from tandem.request import Notes, Request
 from tandem.scheduler import Decode
 
@@ -60,8 +60,7 @@ class MixtureProposer(Proposer):
         self._agenda: Agenda | None = None
         self._rounds = 0
         self._watch = Stopwatch(costs, clock)
-        self._round: tuple[str, bool, int, float] | None = None
-        """The first request, whether the model drafts, the rows to verify, and when it began."""
+        self._round: Begun | None = None
 
     # -- drafting ------------------------------------------------------------------------------
 
@@ -77,13 +76,12 @@ class MixtureProposer(Proposer):
         if draft is None:
             draft, by_model = self._carry_out(agenda)
         rows = len(decodes) + sum([len(tokens) for tokens in draft.tokens])
-        self._round = decodes[0].request.id, by_model, rows, begun
+        self._round = Begun(len(decodes), decodes[0].request.id, by_model, rows, begun)
         return draft
 
     def passed(self, rows: int, seconds: float) -> None:
         if self._round is not None:
-            first, by_model, mine, begun = self._round
-            self._watch.ended(first, by_model, mine if mine == rows else None, begun, seconds)
+            self._watch.ended(self._round, rows, seconds)
 
     def _agenda_of(self, decodes: Sequence[Decode]) -> Agenda:
         agenda = self._agenda
@@ -112,7 +110,7 @@ class MixtureProposer(Proposer):
             known.taken = choice.place
             asked.append(length * choice.option.by_model)
         batch = len(decodes)
-        promised = plan.rate * self.costs.rounds(batch)[batch] / batch
+        promised = plan.rate * self.costs.rounds(batch, batch)[batch] / batch
         able = self._able(decodes, requests)
         probing = bool(able) and not any(asked) and self.costs.may_explore
         idle = None if probing or any(plan.lengths) else Draft([[] for _ in decodes])

@@ -9,14 +9,25 @@ from typing import NamedTuple
 from tandem.drafting.costs import RoundCosts
 
 
-class _Round(NamedTuple):
+class Begun(NamedTuple):
+    """A round under way."""
+
+    requests: int
     first: str
-    """Of its requests. Where it goes on, nothing was waited for in between."""
+    """Of them. Where it goes on, nothing was waited for in between."""
     by_model: bool
     """Whether the model drafted."""
-    rows: int | None
-    """Of its pass; None: it read prompts too."""
-    begun: float
+    rows: int
+    """To be verified."""
+    at: float
+
+
+class _Round(NamedTuple):
+    """One that has ended."""
+
+    begun: Begun
+    alone: bool
+    """Whether its pass did nothing but verify: one that read prompts says nothing of others."""
     seconds: float
     """Of its pass."""
     ended: float
@@ -46,19 +57,18 @@ class Stopwatch:
         """A model's draft took so long."""
         self._drafts.append(_Drafted(requests, levels, seconds, read))
 
-    def ended(
-        self, first: str, by_model: bool, rows: int | None, begun: float, seconds: float
-    ) -> None:
-        """A round has ended, whose pass took so long."""
-        self._rounds.append(_Round(first, by_model, rows, begun, seconds, self.clock()))
+    def ended(self, begun: Begun, rows: int, seconds: float) -> None:
+        """A round has ended, whose pass over so many rows took so long."""
+        self._rounds.append(_Round(begun, begun.rows == rows, seconds, self.clock()))
 
     def learn(self) -> None:
         """From what was timed since the last call."""
         for one in self._rounds:
-            last = self._last
-            if last is not None and last.first == one.first:
-                self.costs.observe_between(one.begun - last.ended, last.by_model)
-            self.costs.observe_pass(one.rows, one.seconds)
+            begun, last = one.begun, self._last
+            if last is not None and last.begun.first == begun.first:
+                apart, by_model = begun.at - last.ended, last.begun.by_model
+                self.costs.between.observe(begun.requests, apart, by_model)
+            self.costs.observe_pass(begun.rows if one.alone else None, one.seconds)
             self._last = one
         for drafted in self._drafts:
             self.costs.observe_draft(*drafted)

@@ -1,0 +1,46 @@
+"""What rounds take between their passes: scheduling, commits, planning. It grows with the number of
+requests, and is learnt as seconds a request."""
+
+from __future__ import annotations
+
+MEMORY = 0.8  # of a moving average, and...
+LONG_MEMORY = 0.95  # ... of one of times among which some, in which plans are made, are far longer
+OUTLIER = 2.0  # times what is known, at most: others may have had the processor
+NOBODY = 8  # requests whose work takes as long as what is done once a round
+
+
+def averaged(old: float | None, new: float, memory: float = MEMORY) -> float:
+    """The moving average after a new value."""
+    return new if old is None else memory * old + (1 - memory) * new
+
+
+class BetweenPasses:
+    """Seconds from a pass to the next one, a model's draft not counted."""
+
+    def __init__(self) -> None:
+        self._plain: float | None = None
+        """A request, and..."""
+        self._drafting: float | None = None
+        """... the same behind rounds in which the model drafted."""
+
+    def observe(self, requests: int, seconds: float, by_model: bool = False) -> None:
+        """It took so long with so many requests. by_model: the model drafted before, which takes
+        longer to learn from and to plan."""
+        known = self._drafting if by_model else self._plain
+        each = seconds / (NOBODY + requests)
+        if known is not None:
+            each = averaged(known, min(each, OUTLIER * known), LONG_MEMORY)
+        if by_model:
+            self._drafting = each
+        else:
+            self._plain = each
+
+    def of(self, requests: int) -> float:
+        """Seconds expected of a round."""
+        return (NOBODY + requests) * (self._plain or self._drafting or 0.0)
+
+    def besides(self, requests: int) -> float:
+        """Seconds expected of a round with a model's draft, more than of others."""
+        if self._drafting is None:
+            return 0.0
+        return max(0.0, (NOBODY + requests) * self._drafting - self.of(requests))
