@@ -3,15 +3,18 @@
 `python -m benchmarks.adaptive` prints a table for easy, mixed and hopeless prompts and writes
 benchmarks/results/adaptive.json. Easy prompts repeat themselves, the mixed ones are half that and
 half held-out code, and hopeless is held-out code with a draft of random weights. All contenders
-share one target, and all requests of a batch arrive together.
+share one target. As behind a load generator that keeps so many requests going, one that ends is
+followed by another, and time begins when a quarter of the first ones' tokens are there.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import cycle
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,12 +44,12 @@ LENGTHS = (2, 4, 8)
 PLAIN, ADAPTIVE = "plain", "adaptive"
 TITLES = (PLAIN, *(f"k = {k}" for k in LENGTHS), ADAPTIVE)
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64)
-AT_LEAST = 8  # requests a turn, one batch after the other
+AT_LEAST = 32  # requests' tokens that a turn takes
 
 
 def main(
-    new_tokens: Annotated[int, typer.Option(help="Tokens generated a prompt.")] = 64,
-    repeats: Annotated[int, typer.Option(help="Rounds; the median counts.")] = 3,
+    new_tokens: Annotated[int, typer.Option(help="Tokens generated a prompt.")] = 128,
+    repeats: Annotated[int, typer.Option(help="Rounds; the median counts.")] = 5,
     threads: Annotated[int, typer.Option(help="CPU threads.")] = 2,
     concurrencies: Annotated[list[int] | None, typer.Option(help="Requests at once.")] = None,
 ) -> None:
@@ -60,10 +63,9 @@ def main(
             fixed = stack.enter_context(_engine(draft, False))
             adaptive = stack.enter_context(_engine(draft, True))
             adaptive.target = fixed.target  # the same weights at the same place in memory
-            contenders = {PLAIN: _contender(fixed, 0, new_tokens)}
-            contenders |= {f"k = {k}": _contender(fixed, k, new_tokens) for k in LENGTHS}
-            contenders[ADAPTIVE] = _contender(adaptive, max(LENGTHS), new_tokens)
-            result[case] = _sweep(case, contenders, sweep, repeats)
+            engines = {PLAIN: (fixed, 0)} | {f"k = {k}": (fixed, k) for k in LENGTHS}
+            engines[ADAPTIVE] = adaptive, max(LENGTHS)
+            result[case] = _sweep(case, engines, new_tokens, sweep, repeats)
     save("adaptive", result)
 
 
@@ -95,18 +97,39 @@ def _engine(draft: Path, adaptive: bool) -> Engine:
     )
 
 
-def _contender(engine: Engine, k: int, new_tokens: int) -> Contender:
+def _contender(engine: Engine, k: int, new_tokens: int, concurrency: int) -> Contender:
+    """Keeps so many requests going. The first ones' lengths differ, so that ends come evenly."""
     params = SamplingParams(
         temperature=0, max_tokens=new_tokens, ignore_eos=True, num_draft_tokens=k
     )
 
     def run(batch: Batch) -> Run:
-        for prompt in batch:
-            engine.add_request(prompt, params)
-        start = time.perf_counter()
-        while not engine.idle:
-            engine.step()
-        return Run(len(batch) * new_tokens, time.perf_counter() - start)
+        coming = cycle(batch)
+        going = set()
+        for place in range(1, 1 + concurrency):
+            length = math.ceil(new_tokens * place / concurrency)
+            first = params.model_copy(update={"max_tokens": length})
+            going.add(engine.add_request(next(coming), first))
+
+        def step() -> int:
+            tokens = 0
+            for output in engine.step():
+                tokens += len(output.token_ids)
+                if output.finish_reason:
+                    going.remove(output.request_id)
+                    going.add(engine.add_request(next(coming), params))
+            return tokens
+
+        read = 0
+        while read < concurrency * new_tokens / 4:
+            read += step()
+        tokens, start = 0, time.perf_counter()
+        while tokens < max(concurrency, AT_LEAST) * new_tokens:
+            tokens += step()
+        seconds = time.perf_counter() - start
+        for request in going:
+            engine.abort(request)
+        return Run(tokens, seconds)
 
     return run
 
@@ -124,14 +147,22 @@ def _texts(case: str) -> list[list[int]]:
 
 
 def _sweep(
-    case: str, contenders: dict[str, Contender], sweep: Sequence[int], repeats: int
+    case: str,
+    engines: dict[str, tuple[Engine, int]],
+    new_tokens: int,
+    sweep: Sequence[int],
+    repeats: int,
 ) -> dict[str, Any]:
+    """engines: and the draft tokens that each may propose."""
     texts = _texts(case)
     result: dict[str, Any] = {}
     for concurrency in sweep:
-        count = max(concurrency, AT_LEAST)
-        inputs = [texts[start : start + concurrency] for start in range(0, count, concurrency)]
-        found = summarized(interleave(contenders, inputs, repeats))
+        contenders = {
+            title: _contender(engine, k, new_tokens, concurrency)
+            for title, (engine, k) in engines.items()
+        }
+        contenders[ADAPTIVE](texts)  # it gets to know this load
+        found = summarized(interleave(contenders, [texts], repeats))
         result[str(concurrency)] = {
             title: {
                 "tokens_per_second": round(one.tokens_per_second, 1),

@@ -46,9 +46,10 @@ HOST = """Of steps that only decode, the share that is not spent in a model's pa
 drafting without a model, sampling, text."""
 ADAPTIVE_TEXT = """## Speculation under load
 
-Plain decoding, fixed draft lengths, and adaptive speculation (the default) from 1 to 64 requests
-that arrive together. *Easy* prompts repeat themselves, *mixed* ones are half that and half held-out
-code, *hopeless* is held-out code with a draft of random weights."""
+Plain decoding, fixed draft lengths, and adaptive speculation (the default) with 1 to 64 requests at
+once: one that ends is followed by another (128 tokens each, behind prompts of 128). *Easy* prompts
+repeat themselves, *mixed* ones are half that and half held-out code, *hopeless* is held-out code
+with a draft of random weights."""
 METHODS = """## Methods
 
 Every method on the demo target, always drafting as far as it may (`adaptive_speculation` off),

@@ -285,17 +285,6 @@ def test_what_must_be_read_first_is_told_from_a_level_and_weighs_on_the_rate():
     assert behind.rates[-1] < outlook(seconds, 1, gains, line(0.1)).rates[-1]
 
 
-def test_what_is_read_is_borne_by_the_drafts_that_come_of_it():
-    often, seldom = RoundCosts({1: 1.0, 64: 1.0}), RoundCosts({1: 1.0, 64: 1.0})
-    for _ in range(200):
-        for costs, drafts in ((often, 40), (seldom, 1)):
-            costs.observe_draft(1, 1, 10.1, 1000)
-            for _ in range(drafts - 1):
-                costs.observe_draft(1, 1, 0.1, 2)
-    assert often.reading(1000) == pytest.approx(10 / 40, rel=0.1)
-    assert seldom.reading(1000) == pytest.approx(10, rel=0.1)
-
-
 def test_what_a_round_takes_besides_its_pass_makes_longer_drafts_pay():
     costs = RoundCosts({1: 1.0, 64: 20.0})
     assert lengths_of(costs, 0.8) == [3]

@@ -10,10 +10,12 @@ import torch
 from tandem import SamplingParams
 from tandem.drafting import Computed, Draft, NoProposer, Verdict
 from tandem.drafting.choosing import Method
+from tandem.drafting.costs import FIRST_PROBES
 from tandem.drafting.gains import Gains
 from tandem.drafting.held import MOST_ROWS, HeldStates
 from tandem.drafting.mixture import MixtureProposer
 from tandem.drafting.parts import Part
+from tandem.drafting.remembered import PLANNED_FOR
 from tandem.drafting.resting import FIRST_REST
 from tandem.drafting.tree import Node, TreeProposer, _Tree
 from tandem.scheduler import Decode
@@ -241,12 +243,12 @@ def test_all_of_a_batch_bear_what_their_model_has_to_read():
     for batch in (1, 8):
         model = Guess(world, 0.9, level_s=0.1)
         costs = world.costs()
-        costs.observe_draft(1, 1, 8.1, 100)  # 8 s, borne by so many drafts
+        costs.observe_draft(1, 1, 8.1, 100)  # 8 s, borne by the rounds that are left
         costs.observe_draft(1, 1, 0.1, 1)
         mixture = MixtureProposer(
             [Method("model", model, False)], LONGEST, costs, clock=world.clock
         )
-        requests = [make_request([1, 2] * 50) for _ in range(batch)]
+        requests = [make_request([1, 2] * 50, max_total=240) for _ in range(batch)]
         for request in requests:
             request.computed = 99
         draft = mixture.propose([Decode(request, LONGEST) for request in requests])
@@ -575,13 +577,59 @@ def test_nothing_is_kept_of_requests_that_have_gone():
     assert gone() is None
 
 
-@pytest.mark.parametrize(("unread", "due"), [(100, [1, 1]), (3, [1])])
-def test_what_was_planned_before_the_model_read_a_prompt_is_planned_anew(made, unread, due):
+def test_who_comes_to_others_drafts_as_they_do(made):
     world = World()
-    mixture = of_a_model(world, Guess(world, 0.9, level_s=0.1))
-    request = make_request([1, 2])
-    request.computed = unread
-    for _ in range(2):
-        assert mixture.propose([Decode(request, LONGEST)]).tokens[0]
-        request.draft_computed = request.computed
-    assert made == due
+    model = Guess(world, 0.8, level_s=0.1)
+    mixture = of_a_model(world, model)
+    old, new = ([make_request([1, 2]) for _ in range(count)] for count in (8, 2))
+    world.run(mixture, 8, LONGEST, 60, old)
+    made.clear()
+    for batch in (old + new[:1], old[2:] + new, old[2:] + new, old[3:] + new):
+        lengths = [len(one) for one in mixture.propose(decodes_of(batch)).tokens]
+        assert 0 < lengths[-1] <= max(lengths[:-2])
+    assert made == []
+    mixture.propose(decodes_of([make_request([1, 2]) for _ in range(8)]))
+    assert made == [8]  # nobody is left
+
+
+def test_where_requests_come_and_go_plans_are_made_anew_before_long(made):
+    world = World()
+    mixture = of_a_model(world, Guess(world, 0.8, level_s=0.1))
+    requests = [make_request([1, 2]) for _ in range(8)]
+    world.run(mixture, 8, LONGEST, 100, requests)
+    made.clear()
+    for _ in range(80):
+        requests = [*requests[1:], make_request([1, 2])]
+        world.run(mixture, 8, LONGEST, 1, requests)
+    assert 80 / PLANNED_FOR - 2 <= len(made) <= 80 / PLANNED_FOR + 6
+
+
+def test_what_is_idle_stays_so_for_who_comes(made):
+    world = World(row_s=10.0)
+    model = Guess(world, 0.1, level_s=5.0)
+    mixture = of_a_model(world, model)
+    requests = [make_request([1, 2]) for _ in range(8)]
+    world.run(mixture, 8, LONGEST, 300, requests)
+    made.clear()
+    asked = model.asked
+    world.run(mixture, 8, LONGEST, 5, [*requests[1:], make_request([1, 2])])
+    assert len(made) <= 1
+    assert model.asked == asked
+
+
+def decodes_of(requests):
+    return [Decode(request, LONGEST) for request in requests]
+
+
+@pytest.mark.parametrize(("room", "drafts"), [(400, True), (20, False)])
+def test_what_a_model_must_read_is_borne_by_the_rounds_that_are_left(room, drafts):
+    world = World()
+    model = Guess(world, 0.9, level_s=0.1)
+    costs = world.costs()
+    costs.observe_draft(1, 1, 8.1, 100)
+    for _ in range(FIRST_PROBES + 1):  # it would be tried otherwise
+        costs.explored(1.0)
+    mixture = MixtureProposer([Method("model", model, False)], LONGEST, costs, clock=world.clock)
+    request = make_request([1, 2] * 50, max_total=100 + room)
+    request.computed = 99
+    assert bool(mixture.propose([Decode(request, LONGEST)]).tokens[0]) == drafts

@@ -36,8 +36,10 @@ class BetweenPasses:
             self._plain = each
 
     def of(self, requests: int) -> float:
-        """Seconds expected of a round."""
-        return (NOBODY + requests) * (self._plain or self._drafting or 0.0)
+        """Seconds expected of a round without a model's draft, which takes no longer than one with
+        it: where drafts are the rule, the others were seen long ago."""
+        known = [each for each in (self._plain, self._drafting) if each is not None]
+        return (NOBODY + requests) * min(known, default=0.0)
 
     def besides(self, requests: int) -> float:
         """Seconds expected of a round with a model's draft, more than of others."""

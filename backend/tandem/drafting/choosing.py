@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tandem.drafting import Proposer
 from tandem.drafting.costs import RoundCosts
 from tandem.drafting.gains import Gains
-from tandem.drafting.lengths import Option, Outlook, Plan, best_lengths, outlook
+from tandem.drafting.lengths import NOTHING_TAKEN, Option, Outlook, Plan, best_lengths, outlook
 from tandem.drafting.remembered import Choice, Judged, Known, alike
 from tandem.request import Request
 from tandem.scheduler import Decode
@@ -17,6 +17,7 @@ from tandem.scheduler import Decode
 # on average too good, planning takes time too, and where it was wrong a model costs more than a
 # lookup.
 MARGIN = 1.05
+MAY_WRITE = 0.5  # of the tokens that a request has room for, it is expected to write
 SLACK = 0.95  # of the best rate is enough for a lookup to draft as far as it wants: it has seen the
 # match, and what is drafted teaches more
 
@@ -98,21 +99,24 @@ class Chooser:
         size = Gains.size(count)
         reads = not self._methods[place].is_lookup and self._costs.reading(self._unread(request))
         if reads or size in known.gains[place]:
-            return self._look_ahead(place, known, count, reads)
+            return self._look_ahead(place, request, known, count, reads)
         key = place, size, known.batch
         if key not in self._usual:
-            self._usual[key] = self._look_ahead(place, known, count)
+            self._usual[key] = self._look_ahead(place, request, known, count)
         return self._usual[key]
 
-    def _look_ahead(self, place: int, known: Known, count: int, reading: float = 0.0) -> Outlook:
-        """reading: seconds in which the model catches up with the request's text."""
+    def _look_ahead(
+        self, place: int, request: Request, known: Known, count: int, reading: float = 0.0
+    ) -> Outlook:
+        """reading: seconds in which the model catches up with the request's text. The rounds that
+        are left bear them."""
         batch, costs = known.batch, self._costs
         seconds = costs.rounds(batch, batch * (1 + self._longest))
         gains = self._gains[place].expected(known.gains[place], count)
         if self._methods[place].is_lookup:
             return outlook(seconds, batch, gains, slack=SLACK)
         drafts = costs.drafts(batch, len(gains))
-        once = batch * reading + costs.between.besides(batch)
+        once = batch * reading / _rounds_left(request, gains) + costs.between.besides(batch)
         found = outlook(seconds, batch, gains, drafts, once, margin=MARGIN)
         if reading and not any(found.lengths):  # what others draft does not make it worth reading
             found = found._replace(gains=[0.0] * len(gains))
@@ -121,7 +125,8 @@ class Chooser:
     def plan(self, choices: Sequence[Choice]) -> Plan:
         """How far each draft reaches."""
         if len(choices) == 1:
-            return Plan([choices[0].length], choices[0].rate)
+            length, gains = choices[0].length, choices[0].option.gains
+            return Plan([length], choices[0].rate, gains[length - 1] if length else NOTHING_TAKEN)
         options = [choice.option for choice in choices]
         batch, between = len(choices), self._costs.between
         seconds = self._costs.rounds(batch, batch * (1 + self._longest))
@@ -143,3 +148,9 @@ class Chooser:
                 longest = min(self._longest, self._methods[taken].proposer.longest)
                 self._gains[taken].learn(known.gains[taken], longest, drafted, verdict.path)
         self._judged = []
+
+
+def _rounds_left(request: Request, gains: Sequence[float]) -> float:
+    """For half of what the request may still write, with the longest drafts."""
+    left = MAY_WRITE * (request.max_total - len(request.tokens))
+    return max(1.0, left / (1 + sum(gains)))

@@ -29,8 +29,6 @@ EXPLORING = 0.002  # of all time may go into drafts that are not expected to pay
 FIRST_PROBES = 8  # ... but for the first: what was known before anything was tried says little
 READ_ALONG = 16  # tokens of a request that a draft reads in passing
 LEVELS_MEMORY = 0.95  # as MEMORY, of how drafts grow with their levels: that changes but slowly
-BORNE_BY = 16.0  # drafts that pay for what a model had to read, before that is known
-OLD_READINGS = 0.98  # what they count for after a new one
 SIZES = (*range(1, 18), *(part << up for up in range(3, 12) for part in (3, 4)))
 LEAST_NEAR = 0.01  # as NEAR, and less is left alone
 PROFILED = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -189,8 +187,6 @@ class RoundCosts:
         self._drafted: DraftTimes | None = None
         self._reading: float | None = None
         """Seconds a token that the model reads."""
-        self._readings, self._drafts = 1.0, BORNE_BY
-        """How often the model had much to read, and how often it drafted."""
         self.between = BetweenPasses()
         self._rounds = 0
         self._elapsed = 0.0
@@ -217,10 +213,7 @@ class RoundCosts:
     def observe_draft(self, requests: int, levels: int, seconds: float, read: int) -> None:
         """A model's draft of so many levels for so many requests took so long; it has read so many
         tokens for them before."""
-        self._drafts += requests
         if read > READ_ALONG * requests:
-            self._readings = OLD_READINGS**requests * self._readings + requests
-            self._drafts *= OLD_READINGS**requests
             reading = max(0.0, seconds - self.drafts(requests, levels)[levels])
             self._reading = averaged(self._reading, reading / read)
         elif seconds > 0:
@@ -254,11 +247,10 @@ class RoundCosts:
         return self._by_round
 
     def reading(self, tokens: int) -> float:
-        """Seconds for the model to read so many tokens, as each draft that will come of it has to
-        bear them."""
+        """Seconds for the model to read so many tokens."""
         if tokens <= READ_ALONG or self._reading is None:
             return 0.0
-        return tokens * self._reading * self._readings / self._drafts
+        return tokens * self._reading
 
     def drafts(self, requests: int, most: int) -> list[float]:
         """Seconds expected of a model's drafts of 0 to at least `most` levels for so many

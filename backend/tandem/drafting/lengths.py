@@ -12,6 +12,8 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple
 
+NOTHING_TAKEN = 2.0
+
 
 class Outlook(NamedTuple):
     """What a method's draft should be worth to a request, if the whole batch did the same."""
@@ -40,6 +42,14 @@ class Plan(NamedTuple):
     """Tokens for each request; zero where a draft would not pay."""
     rate: float
     """Tokens a second that it should yield."""
+    least: float
+    """Gain of the last token taken; above 1 where there is none."""
+
+    def joined(self, option: Option) -> int:
+        """The length for a request that comes later: its tokens that gain as much, and for a model
+        no more levels than there are anyway."""
+        most = max(self.lengths) if option.by_model else len(option.gains)
+        return sum(gain >= self.least for gain in option.gains[:most])
 
 
 def outlook(
@@ -109,7 +119,7 @@ def best_lengths(
     lengths = [0] * batch
     for token in near[:end]:
         lengths[token.owner] += 1
-    return Plan(lengths, rate)
+    return Plan(lengths, rate, near[end - 1].gain if end else NOTHING_TAKEN)
 
 
 class _Token(NamedTuple):

@@ -25,7 +25,7 @@ from tandem.drafting.choosing import Chooser, Method
 from tandem.drafting.costs import READ_ALONG, RoundCosts
 from tandem.drafting.held import HeldStates
 from tandem.drafting.parts import NOTHING, Part, joined, part_of
-from tandem.drafting.remembered import MOST_PLANNED_FOR, PLANNED_FOR, Agenda, Judged, Known
+from tandem.drafting.remembered import MOST_PLANNED_FOR, PLANNED_FOR, Agenda, Choice, Judged, Known
 from tandem.drafting.resting import Rests
 from tandem.drafting.stopwatch import Begun, Stopwatch
 from tandem.request import Notes, Request
@@ -90,8 +90,8 @@ class MixtureProposer(Proposer):
         if self._rounds < agenda.until:
             if agenda.decodes == decodes:
                 return agenda
-            kept = agenda.kept(decodes)
-            return self._make_agenda(decodes, PLANNED_FOR) if kept is None else kept
+            same = agenda.carried_on(decodes, lambda one: self._joined(one, len(decodes)))
+            return self._make_agenda(decodes, PLANNED_FOR) if same is None else same
         rounds = min(2 * agenda.rounds, MOST_PLANNED_FOR) if agenda.is_for(decodes) else PLANNED_FOR
         return self._make_agenda(decodes, rounds)
 
@@ -129,6 +129,13 @@ class MixtureProposer(Proposer):
             rounds,
             until,
         )
+
+    def _joined(self, decode: Decode, batch: int) -> tuple[Known, Choice]:
+        """What is known of a request that comes to others, and its method."""
+        known = self._known(decode.request)
+        choice = self._chooser.choose(decode, known, batch, self._rounds)
+        known.taken = choice.place
+        return known, choice
 
     def _carry_out(self, agenda: Agenda) -> tuple[Draft, bool]:
         """What is drafted, and whether the model did any of it."""
@@ -197,7 +204,6 @@ class MixtureProposer(Proposer):
             read += rows
             if rows > READ_ALONG:  # that it need not read them again changes its outlook
                 self._requests[request].until = self._rounds
-                self._agenda = None
         self._held.show(requests)
         return read
 

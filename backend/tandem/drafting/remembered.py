@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -87,7 +87,7 @@ class Judged(NamedTuple):
 
 
 class Agenda(NamedTuple):
-    """What is to be drafted in some rounds, as long as the requests are the same."""
+    """What is to be drafted in some rounds."""
 
     decodes: list[Decode]
     room: list[int]
@@ -114,16 +114,37 @@ class Agenda(NamedTuple):
         """Whether these are the same requests."""
         return [one.request for one in self.decodes] == [one.request for one in decodes]
 
-    def kept(self, decodes: Sequence[Decode]) -> Agenda | None:
-        """The same where some requests have gone, or have other room for drafts, as they do near
-        their ends; None where others have come, the batch is another, or there is more room."""
+    def carried_on(
+        self, decodes: Sequence[Decode], join: Callable[[Decode], tuple[Known, Choice]]
+    ) -> Agenda | None:
+        """The same where some requests have gone, others have come, or they have other room for
+        drafts, as they do near their ends; None where nobody is left, the batch is another, or one
+        has more room. join: for those that have come."""
+        room = {one.request: most for one, most in zip(self.decodes, self.room, strict=True)}
+        came = [one for one in decodes if one.request not in room]
+        if len(came) == len(decodes) or not alike(self.batch, len(decodes)):
+            return None
+        if any(one.lookahead > room.get(one.request, one.lookahead) for one in decodes):
+            return None
+        agenda = self._joined_by(came, [join(one) for one in came]) if came else self
+        return agenda._of(decodes)
+
+    def _joined_by(self, came: list[Decode], known: list[tuple[Known, Choice]]) -> Agenda:
+        """With these too. It is soon made anew."""
+        lengths = [self.plan.joined(choice.option) for _, choice in known]
+        return self._replace(
+            decodes=self.decodes + came,
+            room=self.room + [one.lookahead for one in came],
+            requests=self.requests + [one for one, _ in known],
+            choices=self.choices + [choice for _, choice in known],
+            plan=self.plan._replace(lengths=self.plan.lengths + lengths),
+            rounds=PLANNED_FOR // 2,
+        )
+
+    def _of(self, decodes: Sequence[Decode]) -> Agenda:
+        """For these alone."""
         places = {one.request: place for place, one in enumerate(self.decodes)}
-        mine = [places.get(one.request, -1) for one in decodes]
-        if -1 in mine or not alike(self.batch, len(decodes)):
-            return None
-        room = [self.room[place] for place in mine]
-        if any(one.lookahead > most for one, most in zip(decodes, room, strict=True)):
-            return None
+        mine = [places[one.request] for one in decodes]
         lengths = [self.plan.lengths[place] for place in mine]
         choices = [self.choices[place] for place in mine]
         asked = [
@@ -132,7 +153,7 @@ class Agenda(NamedTuple):
         ]
         return self._replace(
             decodes=list(decodes),
-            room=room,
+            room=[self.room[place] for place in mine],
             requests=[self.requests[place] for place in mine],
             choices=choices,
             plan=self.plan._replace(lengths=lengths),
