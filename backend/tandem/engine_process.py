@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tandem.messages import Failed, Ready, Start
 
 STOP_GRACE_S = 5.0
 VLLM_ENVIRONMENT = ".venv-vllm"
+VLLM_SOCKETS = "VLLM_RPC_BASE_PATH"  # where vLLM's processes find each other
 PATIENCE = {"GOMP_SPINCOUNT": "20000"}
 """OpenMP's threads keep their cores for some 1 ms of waiting, longer than the engine's own work
 between two passes. By themselves they do for 15 ms, taken from whoever wants the cores too."""
@@ -26,13 +28,15 @@ class EngineProcess:
 
     def __init__(self, config: EngineConfig, python: str) -> None:
         self._config = config
+        # what a process leaves that is killed goes with the folder
+        self._sockets = tempfile.TemporaryDirectory(prefix="tandem-", ignore_cleanup_errors=True)
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
                 [python, "-m", "tandem.service_worker", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env=PATIENCE | os.environ,
+                env=PATIENCE | os.environ | {VLLM_SOCKETS: self._sockets.name},
             )
         self.connection = Connection(ours.detach())
 
@@ -68,11 +72,12 @@ class EngineProcess:
     def end(self) -> int:
         """Closes the connection and waits for the process, not for ever; its exit code."""
         self.connection.close()
-        try:
-            return self._process.wait(STOP_GRACE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            return self._process.wait()
+        with self._sockets:
+            try:
+                return self._process.wait(STOP_GRACE_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                return self._process.wait()
 
 
 def _hint(code: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Container, Sequence
 from pathlib import Path
@@ -30,6 +31,10 @@ class Tokenizer:
             self._tokenizer = HFTokenizer.from_str(path.read_text(encoding="utf-8"))
         except Exception as error:  # the library raises bare Exception
             raise CheckpointError(f"{path} cannot be read ({error}): restore the file.") from None
+        decoder = json.loads(self._tokenizer.to_str())["decoder"]
+        self.joins = decoder is not None and decoder["type"] == "ByteLevel"
+        """Whether tokens stand for the same bytes wherever they are, so that texts that end with a
+        whole character can be put behind one another."""
 
     def encode(self, text: str) -> list[int]:
         """Token ids with the special tokens a prompt begins with."""
@@ -136,6 +141,10 @@ class TokenDecoder:
     def _take(self, end: int, text: str) -> str:
         """Hands out what `text`, the tokens up to `end`, adds to the text shown before."""
         new = text[len(self._before) :]
+        if self._tokenizer.joins and not text.endswith(REPLACEMENT):
+            del self._tokens[:end]
+            self._read, self._before = 0, ""
+            return new
         # Text just shown is the context of what comes: it begins with a whole character.
         past = slice(self._read) if new else slice(self._read, end)
         del self._tokens[past]

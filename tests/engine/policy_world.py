@@ -4,12 +4,15 @@ import itertools
 import random
 
 from tandem.drafting import Draft, Proposer, Verdict
+from tandem.drafting.choosing import Method
 from tandem.drafting.costs import PROFILED, RoundCosts
+from tandem.drafting.mixture import MixtureProposer
 from tandem.scheduler import Decode
 from tests.engine.builders import make_request
 
 RIGHT = 1
 WRONG = 0
+LONGEST = 8  # tokens of a draft
 
 
 class World:
@@ -103,3 +106,10 @@ def _by_clock(engine, clock, dearest):
 
     mixture.passed = by_clock
     return engine
+
+
+def of_a_model(world, model):
+    """A mixture of one model."""
+    return MixtureProposer(
+        [Method("model", model, False)], LONGEST, world.costs(), clock=world.clock
+    )

@@ -1,0 +1,139 @@
+"""How long what a mixture has planned holds, and for whom."""
+
+import pytest
+
+from tandem.drafting.choosing import Method
+from tandem.drafting.costs import FIRST_PROBES
+from tandem.drafting.mixture import MixtureProposer
+from tandem.drafting.remembered import PLANNED_FOR
+from tandem.scheduler import Decode
+from tests.engine.builders import make_request
+from tests.engine.policy_world import LONGEST, Guess, World, of_a_model
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Round by round, for how many requests an agenda was made."""
+    found = []
+    make = MixtureProposer._make_agenda
+
+    def watched(self, decodes, rounds):
+        found.append(len(decodes))
+        return make(self, decodes, rounds)
+
+    monkeypatch.setattr(MixtureProposer, "_make_agenda", watched)
+    return found
+
+
+def decodes_of(requests):
+    return [Decode(request, LONGEST) for request in requests]
+
+
+def test_what_is_planned_holds_while_no_others_come_and_few_go(made):
+    world = World()
+    model = Guess(world, 0.8, level_s=0.1)
+    mixture = of_a_model(world, model)
+    requests = [make_request([1, 2]) for _ in range(9)]
+    for count, due in ((8, [8]), (7, []), (6, []), (5, [5]), (9, [9])):
+        made.clear()
+        asked = model.asked
+        world.run(mixture, count, LONGEST, 2, requests[:count])
+        assert made == due
+        assert model.asked == asked + 2
+    made.clear()
+    world.run(mixture, 9, LONGEST, 60, requests)
+    assert 2 <= len(made) <= 4
+
+
+def test_near_its_end_a_request_drafts_no_more_than_there_is_room_for(made):
+    world = World()
+    mixture = of_a_model(world, Guess(world, 0.9, level_s=0.1))
+    request = make_request([1, 2])
+    found = [len(mixture.propose([Decode(request, room)]).tokens[0]) for room in (8, 5, 2, 1, 0, 8)]
+    assert made == [1]
+    assert found[0] == found[-1] > 2
+    assert found[2:5] == [2, 1, 0]
+
+
+def test_without_drafts_what_is_planned_holds_longer(made):
+    world = World(row_s=10.0)
+    mixture = of_a_model(world, Guess(world, 0.1, level_s=5.0))
+    requests = [make_request([1, 2])]
+    world.run(mixture, 1, LONGEST, 20, requests)
+    made.clear()
+    world.run(mixture, 1, LONGEST, 200, requests)
+    assert len(made) <= 3
+
+
+def test_where_there_is_more_room_again_it_is_planned_anew(made):
+    world = World()
+    mixture = of_a_model(world, Guess(world, 0.9, level_s=0.1))
+    request = make_request([1, 2])
+    found = [len(mixture.propose([Decode(request, room)]).tokens[0]) for room in (2, 2, 8)]
+    assert made == [1, 1]
+    assert found[:2] == [2, 2]
+    assert found[2] > 2
+
+
+def test_for_nobody_who_has_room_nothing_is_tried_and_plans_hold(made):
+    world = World()
+    model = Guess(world, 0.9, level_s=0.1)
+    mixture = of_a_model(world, model)
+    world.run(mixture, 2, 0, 60)
+    assert not model.asked
+    assert len(made) <= 3
+    assert mixture.costs.between.besides(2) == 0
+
+
+def test_who_comes_to_others_drafts_as_they_do(made):
+    world = World()
+    model = Guess(world, 0.8, level_s=0.1)
+    mixture = of_a_model(world, model)
+    old, new = ([make_request([1, 2]) for _ in range(count)] for count in (8, 2))
+    world.run(mixture, 8, LONGEST, 60, old)
+    made.clear()
+    for batch in (old + new[:1], old[2:] + new, old[2:] + new, old[3:] + new):
+        lengths = [len(one) for one in mixture.propose(decodes_of(batch)).tokens]
+        assert 0 < lengths[-1] <= max(lengths[:-2])
+    assert made == []
+    mixture.propose(decodes_of([make_request([1, 2]) for _ in range(8)]))
+    assert made == [8]  # nobody is left
+
+
+def test_where_requests_come_and_go_plans_are_made_anew_before_long(made):
+    world = World()
+    mixture = of_a_model(world, Guess(world, 0.8, level_s=0.1))
+    requests = [make_request([1, 2]) for _ in range(8)]
+    world.run(mixture, 8, LONGEST, 100, requests)
+    made.clear()
+    for _ in range(80):
+        requests = [*requests[1:], make_request([1, 2])]
+        world.run(mixture, 8, LONGEST, 1, requests)
+    assert 80 / PLANNED_FOR - 2 <= len(made) <= 80 / PLANNED_FOR + 6
+
+
+def test_what_is_idle_stays_so_for_who_comes(made):
+    world = World(row_s=10.0)
+    model = Guess(world, 0.1, level_s=5.0)
+    mixture = of_a_model(world, model)
+    requests = [make_request([1, 2]) for _ in range(8)]
+    world.run(mixture, 8, LONGEST, 300, requests)
+    made.clear()
+    asked = model.asked
+    world.run(mixture, 8, LONGEST, 5, [*requests[1:], make_request([1, 2])])
+    assert len(made) <= 1
+    assert model.asked == asked
+
+
+@pytest.mark.parametrize(("room", "drafts"), [(400, True), (20, False)])
+def test_what_a_model_must_read_is_borne_by_the_rounds_that_are_left(room, drafts):
+    world = World()
+    model = Guess(world, 0.9, level_s=0.1)
+    costs = world.costs()
+    costs.observe_draft(1, 1, 8.1, 100)
+    for _ in range(FIRST_PROBES + 1):  # it would be tried otherwise
+        costs.explored(1.0)
+    mixture = MixtureProposer([Method("model", model, False)], LONGEST, costs, clock=world.clock)
+    request = make_request([1, 2] * 50, max_total=100 + room)
+    request.computed = 99
+    assert bool(mixture.propose([Decode(request, LONGEST)]).tokens[0]) == drafts
