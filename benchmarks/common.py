@@ -6,6 +6,7 @@ import hashlib
 import json
 import platform
 import random
+import re
 import shutil
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -125,14 +126,12 @@ def read_bandwidth(repeats: int = 5) -> float:
 
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
-    names = [
-        line.split(":")[1].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ]
+    about = Path("/proc/cpuinfo").read_text()
+    names = re.findall(r"^model name\s*: (.*)$", about, re.MULTILINE)
+    matrix_unit = " and AMX" if " amx_tile" in about else ""
     return {
         "cpu": names[0] if names else platform.processor(),
-        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "instructions": torch.backends.cpu.get_cpu_capability() + matrix_unit,
         "threads": torch.get_num_threads(),
         "read_gb_per_s": round(read_bandwidth() / 1e9, 1),
         "python": platform.python_version(),
