@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from tandem.messages import Failed, Ready, Start
 
 STOP_GRACE_S = 5.0
 VLLM_ENVIRONMENT = ".venv-vllm"
-VLLM_SOCKETS = "VLLM_RPC_BASE_PATH"  # where vLLM's processes find each other
+VLLM_SOCKETS = "VLLM_RPC_BASE_PATH"
+"""Names the folder where vLLM's processes find each other. A killed one leaves its sockets."""
 PATIENCE = {"GOMP_SPINCOUNT": "20000"}
 """OpenMP's threads keep their cores for some 1 ms of waiting, longer than the engine's own work
 between two passes. By themselves they do for 15 ms, taken from whoever wants the cores too."""
@@ -28,15 +30,17 @@ class EngineProcess:
 
     def __init__(self, config: EngineConfig, python: str) -> None:
         self._config = config
-        # what a process leaves that is killed goes with the folder
-        self._sockets = tempfile.TemporaryDirectory(prefix="tandem-", ignore_cleanup_errors=True)
+        self._scratch = ExitStack()
+        environment = PATIENCE | os.environ
+        if config.engine == "vllm":
+            environment[VLLM_SOCKETS] = self._scratch.enter_context(_folder())
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
                 [python, "-m", "tandem.service_worker", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env=PATIENCE | os.environ | {VLLM_SOCKETS: self._sockets.name},
+                env=environment,
             )
         self.connection = Connection(ours.detach())
 
@@ -72,12 +76,16 @@ class EngineProcess:
     def end(self) -> int:
         """Closes the connection and waits for the process, not for ever; its exit code."""
         self.connection.close()
-        with self._sockets:
+        with self._scratch:
             try:
                 return self._process.wait(STOP_GRACE_S)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 return self._process.wait()
+
+
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="tandem-", ignore_cleanup_errors=True)
 
 
 def _hint(code: int) -> str:
