@@ -30,6 +30,12 @@ MOST_TOKEN_IDS = 1024
 T = TypeVar("T")
 
 
+def _as_count(value: Any) -> Any:
+    """`logprobs` may be true, for the chosen token's and the best one's, or false, as in OpenAI's
+    chats."""
+    return (1 if value else None) if isinstance(value, bool) else value
+
+
 def _as_list(value: Any) -> Any:
     """`stop` may be one string or a list of them."""
     return [value] if isinstance(value, str) else value
@@ -69,8 +75,11 @@ class SamplingParams(BaseModel):
         dict[Annotated[Int, Field(ge=0)], Annotated[Float, Field(ge=-100, le=100)]],
         Field(max_length=MOST_TOKEN_IDS),
     ] = {}
-    logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
+    logprobs: Annotated[Annotated[int, Field(ge=0, le=20)] | None, BeforeValidator(_as_count)] = (
+        None
+    )
     n: Annotated[Int, Field(ge=1, le=1)] = 1
+    best_of: Annotated[Int, Field(ge=1, le=1)] = 1
     bad_words: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=LONGEST_BAD_WORD)]],
         Field(max_length=MOST_BAD_WORDS),

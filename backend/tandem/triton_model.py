@@ -242,7 +242,8 @@ def _send_failure(sender: Any, text: str, code: str) -> None:
 def output_tensors(output: RequestOutput, ask: Ask) -> list[Any]:
     """The text and whatever else was asked for; speculation totals come at the end."""
     wanted = ask.wanted
-    tensors = [_strings("text_output", ask.prepend + output.text)]
+    text = output.text.replace("\0", "\ufffd")  # clients in C, and Triton's for OpenAI, end there
+    tensors = [_strings("text_output", ask.prepend + text)]
     if "return_finish_reason" in wanted:
         tensors.append(_strings("finish_reason", str(output.finish_reason)))
     if "return_cumulative_logprob" in wanted:

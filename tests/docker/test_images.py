@@ -41,7 +41,8 @@ def test_the_linter_is_content(image):
 def test_an_image_runs_as_a_user_and_says_how_it_is(image):
     text = image.read_text()
     assert re.search(r"^USER 1000$", text, re.MULTILINE)
-    assert "HEALTHCHECK" in text
+    assert re.search(r"HEALTHCHECK[^\n]*\\\n +CMD [^\n]*/v2/health/ready", text)
+    assert "tandem_engine_up{.*} 0" in text  # Triton says that it is ready without an engine too
     assert re.search(r"^FROM .*latest", text, re.MULTILINE) is None
     for script in re.findall(r"tools/setup/\w+\.sh", text):
         assert (ROOT / script).stat().st_mode & 0o100

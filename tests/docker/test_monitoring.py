@@ -78,6 +78,7 @@ def test_every_family_is_on_the_dashboard():
 
 def test_what_wakes_an_operator():
     found = rules()
+    assert found["TandemEngineDown"]["expr"].endswith("== 0 or absent(tandem_engine_up)")
     assert "< 0.4" in found["TandemLowAcceptance"]["expr"]
     assert {"TandemEngineDown", "TandemKVCacheFull", "TandemQueueGrowing"} <= set(found)
     assert f'{FAILED}{{reason="engine_lost"}}' in found["TandemRequestsLost"]["expr"]

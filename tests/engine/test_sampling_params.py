@@ -29,7 +29,8 @@ BAD = {
     "frequency_penalty": [-2.1, 2.1, None, *NUMBER_WORDS],
     "repetition_penalty": [0, -1, 101, None, *NUMBER_WORDS],
     "logit_bias": [[1], 3, "x", {"x": 1}, {-1: 1}, {1: 101}, {1: NAN}, {1: True}, {True: 1}, MANY],
-    "logprobs": [-1, 21, 1.5, *NUMBER_WORDS],
+    "logprobs": [-1, 21, 1.5, *(word for word in NUMBER_WORDS if not isinstance(word, bool))],
+    "best_of": [0, 2, None, *NUMBER_WORDS],
     "n": [0, 2, None, *NUMBER_WORDS],
     "bad_words": ["", [""], 3, [3], [True], ["a"] * 129, ["a" * 129]],
     "skip_special_tokens": ["maybe", 2, None],
@@ -55,7 +56,8 @@ GOOD = {
     "frequency_penalty": [("1.5", 1.5)],
     "repetition_penalty": [("1.1", 1.1)],
     "logit_bias": [({"5": "-1.5", 6: 2}, {5: -1.5, 6: 2.0}), (MOST, MOST)],
-    "logprobs": [("0", 0), (20, 20), (None, None)],
+    "logprobs": [("0", 0), (20, 20), (None, None), (False, None), (True, 1)],
+    "best_of": [("1", 1)],
     "n": [("1", 1)],
     "bad_words": [(["no"], ["no"]), (["a" * 128] * 128,) * 2],
     "skip_special_tokens": [("false", False)],
@@ -94,7 +96,7 @@ def test_values_may_be_strings(key, value):
     assert type(found) is type(expected)
 
 
-@pytest.mark.parametrize("key", ["temprature", "best_of", "self", "model_config", "", "max-tokens"])
+@pytest.mark.parametrize("key", ["temprature", "best-of", "self", "model_config", "", "max-tokens"])
 def test_an_unknown_key_is_named(key):
     with pytest.raises(InvalidRequestError) as caught:
         SamplingParams(**{key: 1})

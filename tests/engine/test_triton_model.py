@@ -203,6 +203,68 @@ def test_without_streaming_one_answer_with_the_prompt_before_it(model):
     assert response.values("num_rounds") == [2]
 
 
+def test_no_text_holds_a_zero_byte(model):
+    sender = ask(model, text_input="a", stream=True)
+    output = RequestOutput("request-0", text="x\0y", token_ids=[1], finish_reason="stop")
+    model.service.sinks["request-0"].on_output(output)
+    assert sender.sent[0].text() == "x\ufffdy"
+
+
+OPENAI = {
+    "chat": {
+        "frequency_penalty": 0.0,
+        "logprobs": False,
+        "max_tokens": 16,
+        "n": 1,
+        "presence_penalty": 0.0,
+        "temperature": 0.7,
+        "top_p": 1.0,
+    },
+    "completion": {
+        "best_of": 1,
+        "frequency_penalty": 0.0,
+        "max_tokens": 16,
+        "n": 1,
+        "presence_penalty": 0.0,
+        "seed": 3,
+        "stop": ["\n\n"],
+        "temperature": 1.0,
+        "top_p": 1.0,
+    },
+}
+"""What Triton's frontend for OpenAI's clients makes of a request that says little."""
+
+
+@pytest.mark.parametrize("kind", OPENAI)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_tritons_openai_frontend_asks_is_answered(kind, stream, model):
+    asked = {
+        "text_input": "a",
+        "stream": stream,
+        "exclude_input_in_output": True,
+        "sampling_parameters": json.dumps(OPENAI[kind]),
+        "return_num_input_tokens": True,
+        "return_num_output_tokens": True,
+    }
+    sender = ask(model, **asked)
+    sink = model.service.sinks["request-0"]
+    for text, reason in (("b\u20ac", None), ("c", "length")):
+        sink.on_output(
+            RequestOutput("request-0", text, [1, 2], finish_reason=reason, num_prompt_tokens=4)
+        )
+    assert sender.finals == 1
+    assert [one.text() for one in sender.sent] == (["b\u20ac", "c"] if stream else ["b\u20acc"])
+    for response in sender.sent:
+        assert response.values("num_input_tokens") == [4]
+        assert response.values("num_output_tokens") == ([2] if stream else [4])
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_the_model_is_ready_as_its_engine_is(alive, model):
+    model.service.alive = alive
+    assert model.is_ready() is alive
+
+
 def test_a_surprise_ends_its_own_request_alone(model):
     odd, fine = Request({"text_input": "a"}, "not JSON"), Request({"text_input": "b"})
     model.execute([odd, fine])

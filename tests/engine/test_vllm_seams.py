@@ -1,6 +1,7 @@
 """The vLLM plug-ins against a vLLM made of stand-ins: all seams are replaced, or none."""
 
 import sys
+import time
 from importlib import metadata
 from types import ModuleType, SimpleNamespace
 
@@ -9,7 +10,8 @@ import torch
 
 from tandem import EngineConfig
 from tandem.errors import ConfigError
-from tandem.vllm import draft_tp, per_request
+from tandem.metrics import DRAFTING, VERIFYING
+from tandem.vllm import draft_tp, per_request, round_times
 from tandem.vllm.engine import check_installation, check_seams, first_sentence
 
 
@@ -62,7 +64,22 @@ class Scheduler:
     def update_from_output(self, scheduler_output, model_runner_output):
         finished = SimpleNamespace(request_id="b", spec_decode_metrics="last counts of b")
         running = SimpleNamespace(request_id="a", spec_decode_metrics=None)
-        return {0: SimpleNamespace(outputs=[running, finished])}
+        stats = SchedulerStats()
+        return {
+            0: SimpleNamespace(outputs=[running, finished], scheduler_stats=stats),
+            1: SimpleNamespace(outputs=[], scheduler_stats=None),
+        }
+
+
+class SchedulerStats:
+    def __init__(
+        self,
+        num_running_reqs=0,
+        num_waiting_reqs=0,
+        num_skipped_waiting_reqs=0,
+        num_kv_fetch_reqs_by_stage=None,
+    ):
+        self.num_kv_fetch_reqs_by_stage = num_kv_fetch_reqs_by_stage or {"remote": 3}
 
 
 class LogitsProcessors:
@@ -79,6 +96,22 @@ class GPUModelRunner:
         params = [SamplingParams(num_draft_tokens=limit) for limit in limits]
         self.requests = {str(i): SimpleNamespace(sampling_params=p) for i, p in enumerate(params)}
         self.input_batch = SimpleNamespace(req_ids=list(self.requests))
+        self.device = torch.device("cpu")
+
+    def execute_model(self, scheduler_output):
+        time.sleep(0.02)
+
+    def _sample(self, logits, spec_decode_metadata):
+        time.sleep(0.02)
+
+    def propose_draft_token_ids(self, scheduler_output):
+        time.sleep(0.01)
+
+    def sample_tokens(self, grammar_output):
+        self._sample(None, None)
+        if grammar_output != "no draft":
+            self.propose_draft_token_ids(None)
+        return SimpleNamespace(_model_runner_output=SimpleNamespace())
 
     def _input_fits_in_drafter(self, common_attn_metadata):
         return True
@@ -129,6 +162,7 @@ def vllm(monkeypatch):
             "BUILTIN_LOGITS_PROCESSORS": [lambda *arguments: "min_p", lambda *arguments: "bias"],
         },
         "vllm.v1.core.sched.scheduler": {"Scheduler": fresh(Scheduler)},
+        "vllm.v1.metrics.stats": {"SchedulerStats": fresh(SchedulerStats)},
         "vllm.v1.sample.rejection_sampler": {"expand_batch_to_tokens": expand_batch_to_tokens},
     }
     modules = {}
@@ -210,7 +244,7 @@ def test_all_processors_are_built_where_vllm_speculates(vllm):
 def test_counts_come_with_every_step(vllm):
     per_request.register()
     scheduler = vllm["vllm.v1.core.sched.scheduler"].Scheduler()
-    [outputs] = scheduler.update_from_output(None, None).values()
+    outputs = scheduler.update_from_output(None, None)[0]
     counts = [output.spec_decode_metrics for output in outputs.outputs]
     assert counts == ["counts of a", "last counts of b"]
 
@@ -223,9 +257,56 @@ def test_a_value_a_request_becomes_a_value_a_drafted_token(vllm):
     assert expand(torch.tensor([3, 4]), torch.tensor([0, 2]), 2).tolist() == [4, 4]
 
 
+def test_what_rounds_take_comes_with_the_schedulers_numbers(vllm):
+    round_times.register()
+    runner = vllm["vllm.v1.worker.gpu_model_runner"].GPUModelRunner()
+    update = vllm["vllm.v1.core.sched.scheduler"].Scheduler().update_from_output
+    runner.execute_model(None)
+    output = runner.sample_tokens(None)._model_runner_output
+    stats = update(None, output)[0].scheduler_stats
+    assert stats.num_kv_fetch_reqs_by_stage["remote"] == 3
+    times = round_times.times_in(stats)
+    assert 0.04 <= times[VERIFYING] < 1
+    assert 0.01 <= times[DRAFTING] < times[VERIFYING]
+    runner.execute_model(None)
+    output = runner.sample_tokens("no draft")._model_runner_output
+    assert list(round_times.times_in(update(None, output)[0].scheduler_stats)) == [VERIFYING]
+    assert not round_times.times_in(update(None, None)[0].scheduler_stats)
+
+
+def test_a_devices_times_come_when_it_has_got_there(vllm, monkeypatch):
+    reached = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            self.at = 0
+
+        def record(self):
+            self.at = len(recorded)
+            recorded.append(self)
+
+        def query(self):
+            return self.at in reached
+
+        def elapsed_time(self, end):
+            return 5.0 * (end.at - self.at)
+
+    recorded = []
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    round_times.register()
+    runner = vllm["vllm.v1.worker.gpu_model_runner"].GPUModelRunner()
+    runner.device = torch.device("cuda", 0)
+    runner.execute_model(None)
+    assert not hasattr(runner.sample_tokens(None)._model_runner_output, round_times.TIMES)
+    reached += [1, 3]  # the ends of the pass and of drafting
+    runner.execute_model(None)
+    output = runner.sample_tokens(None)._model_runner_output
+    assert getattr(output, round_times.TIMES) == {VERIFYING: 5000, DRAFTING: 5000}
+
+
 MOVED = [
     (plugin, seam, how)
-    for plugin in (draft_tp, per_request)
+    for plugin in (draft_tp, per_request, round_times)
     for seam in plugin.SEAMS
     for how in ("gone", "changed")
     if seam.parameters or how == "gone"
@@ -248,7 +329,7 @@ def test_a_moved_seam_is_named_and_nothing_is_replaced(vllm, caplog, plugin, sea
     assert snapshot(vllm) == before
 
 
-@pytest.mark.parametrize("plugin", [draft_tp, per_request])
+@pytest.mark.parametrize("plugin", [draft_tp, per_request, round_times])
 def test_an_unknown_version_is_left_alone(vllm, caplog, plugin):
     vllm["vllm"].__version__ = "0.33.1"
     before = snapshot(vllm)

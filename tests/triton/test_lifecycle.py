@@ -1,6 +1,7 @@
 """Loading, unloading and reloading by a client, a warm-up, and a step of an ensemble."""
 
 import json
+import re
 import subprocess
 import threading
 import time
@@ -139,13 +140,14 @@ def test_a_bad_configuration_is_named_and_the_model_goes_on(control, small, chan
 def test_a_crash_of_the_engine_is_said_and_repaired(small, small_server, greedy_text):
     params = {"max_tokens": 64, "temperature": 0.0, "ignore_eos": True}
     with GrpcClient(small.grpc) as client:
-        wait_until(lambda: probe(small))
-        with pytest.raises(Unavailable), client.stream(PROMPT, params, max_tokens=400) as chunks:
+        wait_until(lambda: probe(small) and is_healthy(small))
+        stream_of = client.stream(PROMPT, params, max_tokens=400)
+        with pytest.raises(Unavailable, match="send the request again"), stream_of as chunks:
             next(chunks)
             [engine] = engines(small_server)
             engine.kill()
             list(chunks)
-        wait_until(lambda: not probe(small))
+        wait_until(lambda: not probe(small) and not is_healthy(small))
         limit = time.monotonic() + WAIT
         while True:
             try:
@@ -162,9 +164,20 @@ def probe(urls):
     deployment = (MODEL_REPOSITORY.parent / "docker" / "kubernetes.yml").read_text()
     [template] = [one for one in yaml.safe_load_all(deployment) if one["kind"] == "Deployment"]
     [container] = template["spec"]["template"]["spec"]["containers"]
-    *shell, command = container["readinessProbe"]["exec"]["command"]
-    command = command.replace("localhost:8000", urls.http).replace("localhost:8002", urls.metrics)
-    return not subprocess.run([*shell, command], check=False).returncode
+    return _succeeds(container["readinessProbe"]["exec"]["command"], urls)
+
+
+def is_healthy(urls):
+    """Whether Docker would find the container healthy."""
+    image = (MODEL_REPOSITORY.parent / "docker" / "cpu.Dockerfile").read_text()
+    return _succeeds(json.loads(re.search(r"HEALTHCHECK.*\n *CMD (.*)", image)[1]), urls)
+
+
+def _succeeds(command, urls):
+    *shell, line = command
+    line = line.replace("localhost:8000", urls.http).replace("localhost:8002", urls.metrics)
+    run = subprocess.run([*shell, line], check=False, stdout=subprocess.DEVNULL)
+    return not run.returncode
 
 
 def engines(server):

@@ -8,6 +8,7 @@ from tandem.metrics import (
     ACCEPTED_TOKENS,
     CATALOGUE,
     DRAFT_TOKENS,
+    DRAFTING,
     END_TO_END,
     FAILED,
     FINISHED,
@@ -15,6 +16,7 @@ from tandem.metrics import (
     PROMPT_TOKENS,
     RUNNING,
     UP,
+    VERIFYING,
 )
 from tests.triton.protocol import Refused, responses, sampling
 from tests.triton.scrape import read, settled, waited
@@ -48,6 +50,19 @@ def test_a_request_is_counted(urls):
     assert grown[f"{END_TO_END}_count",] == 1
     assert 0 < grown[f"{END_TO_END}_sum",] < 60
     assert after[RUNNING,] == 0
+
+
+def test_rounds_are_timed(urls):
+    before = settled(urls)
+    list(responses(urls.grpc, ask("def main(argv):\n", 40)))
+    after = settled(urls)
+    drafting, verifying, whole = (
+        [after[f"{name}_{part}",] - before[f"{name}_{part}",] for part in ("count", "sum")]
+        for name in (DRAFTING, VERIFYING, END_TO_END)
+    )
+    assert whole[0] == 1
+    assert 2 <= drafting[0] <= verifying[0] <= 41
+    assert 0 < drafting[1] < drafting[1] + verifying[1] < whole[1]
 
 
 def test_a_refused_request_is_counted(urls):

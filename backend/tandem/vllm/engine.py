@@ -31,7 +31,7 @@ from tandem.request import (
     TokenLogprobs,
 )
 from tandem.tokenizer import Tokenizer
-from tandem.vllm import draft_tp, per_request
+from tandem.vllm import draft_tp, per_request, round_times
 from tandem.vllm.arguments import (
     engine_arguments,
     environment,
@@ -240,8 +240,11 @@ class VllmEngine:
 
     def report(self) -> Report:
         """What was counted since the last report, and how things stand."""
-        for name, count in self._scheduler.take().items():
+        counts, times = self._scheduler.take()
+        for name, count in counts.items():
             self.meters.count(name, count)
+        for name, seconds in times:
+            self.meters.observe(name, seconds)
         gauges = self._scheduler.gauges
         # what vLLM says of its last step may come after the step's answers
         return self.meters.report(dict.fromkeys(gauges, 0.0) if self.idle else gauges)
@@ -269,7 +272,7 @@ def check_installation() -> str:
 
 def check_seams(config: EngineConfig) -> None:
     """Raises `ConfigError` with the name of a place of vLLM that is not where it is known."""
-    seams = list(per_request.SEAMS)
+    seams = [*per_request.SEAMS, *round_times.SEAMS]
     if has_draft_groups(config):
         seams += draft_tp.SEAMS
     wrong = troubles(seams)

@@ -14,6 +14,7 @@ from tandem.metrics import (
     WAITING,
     Key,
 )
+from tandem.vllm.round_times import times_in
 
 
 class SchedulerMeters:
@@ -22,6 +23,7 @@ class SchedulerMeters:
     def __init__(self) -> None:
         self.gauges: dict[Key, float] = {}
         self._counts: Counter[str] = Counter()
+        self._times: list[tuple[str, float]] = []
         self._lock = threading.Lock()
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
@@ -36,12 +38,14 @@ class SchedulerMeters:
         cached = scheduler_stats.prefix_cache_stats
         with self._lock:
             self._counts.update({PREFIX_QUERIES: cached.queries, PREFIX_HITS: cached.hits})
+            self._times += times_in(scheduler_stats).items()
 
-    def take(self) -> Counter[str]:
-        """What has come together since the last time."""
+    def take(self) -> tuple[Counter[str], list[tuple[str, float]]]:
+        """What has come together since the last time: counts, and seconds of rounds' parts."""
         with self._lock:
             counts, self._counts = self._counts, Counter()
-        return counts
+            times, self._times = self._times, []
+        return counts, times
 
     def log_engine_initialized(self) -> None:
         """Nothing to say."""
