@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 
 from tandem.config import EngineConfig
 from tandem.engine_process import EngineProcess, interpreter
-from tandem.errors import EngineDeadError, TandemError
+from tandem.errors import EngineDeadError, QueueFullError, TandemError
 from tandem.messages import Abort, Alive, Broken, Measured, Outputs, Refused, Submit
 from tandem.metrics import FAILED, REFUSALS, RESTARTS, Report, counted, standing
 from tandem.request import Prompt, RequestOutput, SamplingParams
@@ -28,6 +28,7 @@ FIRST_PAUSE_S = 1.0  # before a crashed engine is started again; doubles up to t
 LONGEST_PAUSE_S = 30.0
 HEALTHY_S = 60.0  # an engine that has run for so long is no longer one that crashes at once
 UNLOADING = "The model is being unloaded."
+BEHIND = 2  # times as many requests as the engine takes, until no more are handed to it
 HANG_S = 4.0  # an engine that has been silent for so long is lost
 
 FromEngine = Alive | Broken | Measured | Outputs | Refused
@@ -64,6 +65,7 @@ class EngineService:
         self._on_report = on_report
         self._lock = threading.Lock()  # over sending, the sinks and the process's exchange
         self._sinks: dict[str, Sink] = {}
+        self._most = BEHIND * (config.max_num_seqs + config.max_queue_size)
         self._stopping = threading.Event()
         self._alive = False
         self._crashes = 0  # one soon after the other
@@ -84,9 +86,16 @@ class EngineService:
 
     def submit(self, prompt: Prompt, params: SamplingParams, sink: Sink, name: str = "") -> str:
         """Hands a request over; returns its id, which begins with the name that the client gave
-        it and stands in every line of the log about it. Raises `EngineDeadError`."""
+        it and stands in every line of the log about it. Raises `EngineDeadError`, or
+        `QueueFullError` where the engine is so far behind that it does not even refuse."""
         request_id = f"{name or 'request'}-{secrets.token_hex(8)}"  # names need not be unique
         with self._lock:
+            if len(self._sinks) >= self._most:
+                self._on_report(counted(FAILED, 1, "queue_full"))
+                raise QueueFullError(
+                    f"{len(self._sinks)} requests are here, more than max_num_seqs and "
+                    "max_queue_size allow: try again later."
+                )
             self._sinks[request_id] = sink
             if not self._send(Submit(request_id, prompt, params, time.monotonic())):
                 del self._sinks[request_id]

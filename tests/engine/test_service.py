@@ -98,6 +98,23 @@ def test_requests_beyond_the_queue_are_refused(shared):
     assert sum(answer.reason == "length" for answer in answers) == 60 - len(errors)
 
 
+def test_an_engine_that_is_far_behind_is_handed_no_more(shared):
+    answers, refused = [], 0
+    os.kill(shared.pid, signal.SIGSTOP)
+    try:
+        for _ in range(100):
+            try:
+                answers.append(submit(shared, "t1", SHORT))
+            except QueueFullError as error:
+                assert "max_queue_size" in str(error)
+                refused += 1
+    finally:
+        os.kill(shared.pid, signal.SIGCONT)
+    assert (len(answers), refused) == (88, 12)  # twice 4 that run and 40 that wait
+    assert all(len(answer.wait().errors) <= 1 for answer in answers)
+    assert submit(shared, "t1", SHORT).wait().reason == "length"
+
+
 @pytest.mark.parametrize("params", [LONG, SamplingParams(max_tokens=1)])
 def test_a_sink_that_fails_gets_an_end_and_harms_no_one_else(shared, params):
     class Failing(Answer):
