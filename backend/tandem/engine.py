@@ -75,7 +75,7 @@ class NativeEngine:
     ) -> str:
         """Queues a prompt. arrival: by `time.monotonic`; None: now. Raises `InvalidRequestError`
         or `QueueFullError`."""
-        tokens = self.tokenizer.prompt(prompt)
+        tokens = self.tokenizer.prompt(prompt, self.limits.max_model_len)
         name = request_id or f"request-{next(self._ids)}"
         request = self.limits.request(name, tokens, params, arrival)
         request.seed = self._coupling_seed(params)

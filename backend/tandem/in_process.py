@@ -90,7 +90,8 @@ class Engine(NativeEngine):
                 "all or one a prompt."
             )
         work = [
-            (self.tokenizer.prompt(prompt), one) for prompt, one in zip(prompts, each, strict=True)
+            (self.tokenizer.prompt(prompt, self.limits.max_model_len), one)
+            for prompt, one in zip(prompts, each, strict=True)
         ]
         for tokens, one in work:
             self.limits.check(tokens, one)

@@ -22,6 +22,7 @@ from typing import Protocol
 from tandem.config import EngineConfig
 from tandem.deadlines import Deadlines
 from tandem.errors import RequestTimeoutError, TandemError
+from tandem.limits import Limits
 from tandem.logs import log_as
 from tandem.messages import (
     Abort,
@@ -59,6 +60,7 @@ class ServedEngine(Protocol):
     shares_processor: bool
     """Whether it computes on the cores that everything else here runs on."""
     tokenizer: Tokenizer
+    limits: Limits
     meters: Meters
     streams: Streams
     """Of the requests that are here."""
@@ -193,9 +195,10 @@ def _tokenize(received: Inbox, engine: ServedEngine, inbox: Inbox) -> None:
     """Feeds the inbox, with prompts tokenized, so that long ones do not hold up the loop."""
     while True:
         message = received.get()
-        if isinstance(message, Submit) and isinstance(message.prompt, str):
+        if isinstance(message, Submit):
             with suppress(TandemError):  # the engine refuses it when its turn comes
-                message = message._replace(prompt=engine.tokenizer.encode(message.prompt))
+                tokens = engine.tokenizer.prompt(message.prompt, engine.limits.max_model_len)
+                message = message._replace(prompt=tokens)
         inbox.put(message)
         engine.wake()
 

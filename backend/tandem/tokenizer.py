@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Container, Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer as HFTokenizer
 
@@ -31,18 +32,28 @@ class Tokenizer:
             self._tokenizer = HFTokenizer.from_str(path.read_text(encoding="utf-8"))
         except Exception as error:  # the library raises bare Exception
             raise CheckpointError(f"{path} cannot be read ({error}): restore the file.") from None
-        decoder = json.loads(self._tokenizer.to_str())["decoder"]
-        self.joins = decoder is not None and decoder["type"] == "ByteLevel"
+        spec = json.loads(self._tokenizer.to_str())
+        self.joins = (spec["decoder"] or {}).get("type") == "ByteLevel"
         """Whether tokens stand for the same bytes wherever they are, so that texts that end with a
         whole character can be put behind one another."""
+        self._longest = _longest_token(spec) if self.joins else None
 
     def encode(self, text: str) -> list[int]:
         """Token ids with the special tokens a prompt begins with."""
         return self._ids(text, True)
 
-    def prompt(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt, whichever it is."""
-        return self.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    def prompt(self, prompt: Prompt, most: int) -> list[int]:
+        """Token ids of a prompt, whichever it is. Raises `InvalidRequestError` for a text that
+        `most` tokens cannot hold, before it is taken apart: that takes seconds."""
+        if not isinstance(prompt, str):
+            return list(prompt)
+        if self._longest is not None and len(prompt) > most * self._longest:
+            raise InvalidRequestError(
+                f"The prompt has {len(prompt)} characters, more than {most} tokens can stand for, "
+                "which is what prompt and output together may have: shorten the prompt or raise "
+                "max_model_len."
+            )
+        return self.encode(prompt)
 
     def encode_plain(self, text: str) -> list[int]:
         """Token ids of the text alone."""
@@ -75,6 +86,17 @@ class Tokenizer:
             else:
                 found[index] = _sentence_piece(token, vocabulary)
         return found
+
+
+def _longest_token(spec: dict[str, Any]) -> int | None:
+    """Most characters of a text that one token of a byte-level tokenizer stands for, or more; None
+    where characters may go without a token."""
+    vocabulary, added = dict(spec["model"]["vocab"]), spec["added_tokens"]
+    drops = spec["normalizer"] is not None or '"Removed"' in json.dumps(spec["pre_tokenizer"])
+    strips = any(token["lstrip"] or token["rstrip"] for token in added)
+    if drops or strips or spec["truncation"] is not None or not set(BYTES) <= set(vocabulary):
+        return None
+    return max(map(len, [*vocabulary, *(token["content"] for token in added)]))
 
 
 def _byte_level(token: str) -> bytes:

@@ -11,7 +11,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tandem.tokenizer import REPLACEMENT, UNFINISHED_TOKENS, StopFinder, TokenDecoder, Tokenizer
+from tandem.errors import InvalidRequestError
+from tandem.tokenizer import (
+    BYTES,
+    REPLACEMENT,
+    UNFINISHED_TOKENS,
+    StopFinder,
+    TokenDecoder,
+    Tokenizer,
+    _longest_token,
+)
 from tests.engine.texts import byte_fallback, byte_level, chunks, eos_of
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters=REPLACEMENT), max_size=24)
@@ -100,6 +109,44 @@ def test_other_threads_run_while_a_long_text_is_encoded():
     thread.join()
     longest = max(later - earlier for earlier, later in itertools.pairwise(ticks))
     assert longest < (ticks[-1] - ticks[0]) / 2
+
+
+@settings(max_examples=200)
+@given(text=TEXTS)
+def test_a_text_that_the_most_tokens_may_hold_is_taken(text):
+    tokenizer = byte_level()
+    tokens = tokenizer.encode(text)
+    assert tokenizer.prompt(text, len(tokens)) == tokens
+    assert tokenizer.prompt(tokens, 1) == tokens
+
+
+def test_a_text_that_can_never_fit_is_not_taken_apart(monkeypatch):
+    tokenizer = byte_level()
+    monkeypatch.setattr(Tokenizer, "encode", lambda self, text: ["taken apart"])
+    longest = tokenizer._longest
+    assert tokenizer.prompt("a" * 5 * longest, 5) == ["taken apart"]
+    with pytest.raises(InvalidRequestError, match=r"characters, more than 5 tokens .*max_model"):
+        tokenizer.prompt("a" * (5 * longest + 1), 5)
+    assert byte_fallback().prompt("a" * 1000, 1) == ["taken apart"]  # whose texts are changed first
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"normalizer": {"type": "Strip"}},
+        {"pre_tokenizer": {"type": "Split", "behavior": "Removed"}},
+        {"truncation": {"max_length": 3}},
+        {"added_tokens": [{"content": "<e>", "lstrip": True, "rstrip": False}]},
+        {"model": {"vocab": {"a": 0, "b": 1}}},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_where_characters_may_go_without_a_token_no_length_is_known(change):
+    added = [{"content": "<end of text>", "lstrip": False, "rstrip": False}]
+    spec = {"normalizer": None, "pre_tokenizer": {"type": "ByteLevel"}, "truncation": None}
+    spec |= {"added_tokens": added, "model": {"vocab": dict.fromkeys([*BYTES, "ab"], 0)}}
+    assert _longest_token(spec) == len("<end of text>")
+    assert _longest_token(spec | change) is None
 
 
 # -- stop strings ------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ class VllmEngine:
         arrival: float | None = None,
     ) -> str:
         """Hands a prompt to vLLM. Raises `InvalidRequestError` or `QueueFullError`."""
-        tokens = self.tokenizer.prompt(prompt)
+        tokens = self.tokenizer.prompt(prompt, self.limits.max_model_len)
         request = self.limits.request(request_id, tokens, params, arrival)
         waiting = len(self.streams) - self.config.max_num_seqs
         if waiting >= self.config.max_queue_size:
