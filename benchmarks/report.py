@@ -19,7 +19,7 @@ OUT = ROOT / "BENCHMARKS.md"
 MISSING = "Not measured yet."
 INTRODUCTION = """# Benchmarks
 
-Made by `make bench` (about an hour on two cores). Absolute figures depend on the machine and on
+Made by `make bench` (more than an hour on two cores). Absolute figures depend on the machine and on
 what else it does: compare the ratios, which come from runs in which all contenders took turns.
 Greedy decoding; what a contender writes is compared with what ours writes without speculation."""
 COMPARE = """## Against other engines, one request at a time

@@ -29,11 +29,12 @@ class Tokenizer:
                 "library's JSON format."
             )
         try:
-            self._tokenizer = HFTokenizer.from_str(path.read_text(encoding="utf-8"))
+            text = path.read_text(encoding="utf-8")
+            self._tokenizer = HFTokenizer.from_str(text)
         except Exception as error:  # the library raises bare Exception
             raise CheckpointError(f"{path} cannot be read ({error}): restore the file.") from None
-        spec = json.loads(self._tokenizer.to_str())
-        self.joins = (spec["decoder"] or {}).get("type") == "ByteLevel"
+        spec = json.loads(text)
+        self.joins = (spec.get("decoder") or {}).get("type") == "ByteLevel"
         """Whether tokens stand for the same bytes wherever they are, so that texts that end with a
         whole character can be put behind one another."""
         self._longest = _longest_token(spec) if self.joins else None
@@ -91,10 +92,11 @@ class Tokenizer:
 def _longest_token(spec: dict[str, Any]) -> int | None:
     """Most characters of a text that one token of a byte-level tokenizer stands for, or more; None
     where characters may go without a token."""
-    vocabulary, added = dict(spec["model"]["vocab"]), spec["added_tokens"]
-    drops = spec["normalizer"] is not None or '"Removed"' in json.dumps(spec["pre_tokenizer"])
+    vocabulary, added = dict(spec["model"]["vocab"]), spec.get("added_tokens", [])
+    changed = any(spec.get(part) is not None for part in ("normalizer", "truncation"))
+    drops = '"Removed"' in json.dumps(spec.get("pre_tokenizer"))
     strips = any(token["lstrip"] or token["rstrip"] for token in added)
-    if drops or strips or spec["truncation"] is not None or not set(BYTES) <= set(vocabulary):
+    if changed or drops or strips or not set(BYTES) <= set(vocabulary):
         return None
     return max(map(len, [*vocabulary, *(token["content"] for token in added)]))
 

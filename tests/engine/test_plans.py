@@ -5,7 +5,7 @@ import pytest
 from tandem.drafting.choosing import Method
 from tandem.drafting.costs import FIRST_PROBES
 from tandem.drafting.mixture import MixtureProposer
-from tandem.drafting.remembered import PLANNED_FOR
+from tandem.drafting.remembered import IDLE_FOR, PLANNED_FOR
 from tandem.scheduler import Decode
 from tests.engine.builders import make_request
 from tests.engine.policy_world import LONGEST, Guess, World, of_a_model
@@ -110,6 +110,24 @@ def test_where_requests_come_and_go_plans_are_made_anew_before_long(made):
         requests = [*requests[1:], make_request([1, 2])]
         world.run(mixture, 8, LONGEST, 1, requests)
     assert 80 / PLANNED_FOR - 2 <= len(made) <= 80 / PLANNED_FOR + 6
+
+
+@pytest.mark.parametrize(("chance", "holds"), [(0.8, PLANNED_FOR), (0.1, IDLE_FOR * PLANNED_FOR)])
+def test_who_comes_waits_no_longer_than_for_a_first_plan(made, chance, holds):
+    world = World(row_s=10.0 if chance < 0.5 else 0.01)
+    mixture = of_a_model(world, Guess(world, chance, level_s=0.1))
+    requests = [make_request([1, 2]) for _ in range(8)]
+    world.run(mixture, 8, LONGEST, 600, requests)
+    made.clear()
+    while not made or mixture._agenda is None:  # a plan has just begun, and not to try the model
+        world.run(mixture, 8, LONGEST, 1, requests)
+    made.clear()
+    newer = [*requests[1:], make_request([1, 2])]
+    rounds = 0
+    while not made:
+        world.run(mixture, 8, LONGEST, 1, newer)
+        rounds += 1
+    assert holds - 1 <= rounds <= holds + 1
 
 
 def test_what_is_idle_stays_so_for_who_comes(made):

@@ -213,6 +213,7 @@ def test_no_text_holds_a_zero_byte(model):
 OPENAI = {
     "chat": {
         "frequency_penalty": 0.0,
+        "ignore_eos": False,
         "logprobs": False,
         "max_tokens": 16,
         "n": 1,
@@ -223,6 +224,7 @@ OPENAI = {
     "completion": {
         "best_of": 1,
         "frequency_penalty": 0.0,
+        "ignore_eos": False,
         "max_tokens": 16,
         "n": 1,
         "presence_penalty": 0.0,
@@ -232,7 +234,8 @@ OPENAI = {
         "top_p": 1.0,
     },
 }
-"""What Triton's frontend for OpenAI's clients makes of a request that says little."""
+"""What Triton's frontend for OpenAI's clients makes of a request that says little: all that one
+version or another sends."""
 
 
 @pytest.mark.parametrize("kind", OPENAI)

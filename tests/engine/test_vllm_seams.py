@@ -91,6 +91,9 @@ def build_logitsprocs(vllm_config, device, is_pin_memory, is_pooling_model, cust
     return "vLLM's own"
 
 
+EMPTY = SimpleNamespace()  # shared by all that have nothing to say
+
+
 class GPUModelRunner:
     def __init__(self, *limits):
         params = [SamplingParams(num_draft_tokens=limit) for limit in limits]
@@ -108,6 +111,8 @@ class GPUModelRunner:
         time.sleep(0.01)
 
     def sample_tokens(self, grammar_output):
+        if grammar_output == "no round":
+            return EMPTY
         self._sample(None, None)
         if grammar_output != "no draft":
             self.propose_draft_token_ids(None)
@@ -297,8 +302,9 @@ def test_a_devices_times_come_when_it_has_got_there(vllm, monkeypatch):
     runner = vllm["vllm.v1.worker.gpu_model_runner"].GPUModelRunner()
     runner.device = torch.device("cuda", 0)
     runner.execute_model(None)
-    assert not hasattr(runner.sample_tokens(None)._model_runner_output, round_times.TIMES)
+    assert not getattr(runner.sample_tokens(None)._model_runner_output, round_times.TIMES)
     reached += [1, 3]  # the ends of the pass and of drafting
+    assert not vars(runner.sample_tokens("no round"))
     runner.execute_model(None)
     output = runner.sample_tokens(None)._model_runner_output
     assert getattr(output, round_times.TIMES) == {VERIFYING: 5000, DRAFTING: 5000}

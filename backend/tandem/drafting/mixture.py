@@ -25,13 +25,20 @@ from tandem.drafting.choosing import Chooser, Method
 from tandem.drafting.costs import READ_ALONG, RoundCosts
 from tandem.drafting.held import HeldStates
 from tandem.drafting.parts import NOTHING, Part, joined, part_of
-from tandem.drafting.remembered import MOST_PLANNED_FOR, PLANNED_FOR, Agenda, Choice, Judged, Known
+from tandem.drafting.remembered import (
+    IDLE_FOR,
+    MOST_PLANNED_FOR,
+    PLANNED_FOR,
+    Agenda,
+    Choice,
+    Judged,
+    Known,
+)
 from tandem.drafting.resting import Rests
 from tandem.drafting.stopwatch import Begun, Stopwatch
 from tandem.request import Notes, Request
 from tandem.scheduler import Decode
 
-IDLE_FOR = 4  # times as many rounds as drafts, that none are planned for: nothing is learnt then
 PROBE = 2  # tokens of a draft that is not expected to pay
 
 
@@ -90,7 +97,9 @@ class MixtureProposer(Proposer):
         if self._rounds < agenda.until:
             if agenda.decodes == decodes:
                 return agenda
-            same = agenda.carried_on(decodes, lambda one: self._joined(one, len(decodes)))
+            same = agenda.carried_on(
+                decodes, self._rounds, lambda one: self._joined(one, len(decodes))
+            )
             return self._make_agenda(decodes, PLANNED_FOR) if same is None else same
         rounds = min(2 * agenda.rounds, MOST_PLANNED_FOR) if agenda.is_for(decodes) else PLANNED_FOR
         return self._make_agenda(decodes, rounds)

@@ -16,6 +16,7 @@ PLANNED_FOR = 8  # rounds that first outlooks hold, and...
 ALL_FADES = 256  # rounds, behind which nothing counts any more
 ALIKE = 0.75  # times as many requests
 MOST_PLANNED_FOR = 32  # ... later ones: what they rest on changes ever more slowly
+IDLE_FOR = 4  # times as many rounds as drafts, that none are planned for: nothing is learnt then
 
 
 def alike(batch: int, other: int) -> bool:
@@ -115,22 +116,22 @@ class Agenda(NamedTuple):
         return [one.request for one in self.decodes] == [one.request for one in decodes]
 
     def carried_on(
-        self, decodes: Sequence[Decode], join: Callable[[Decode], tuple[Known, Choice]]
+        self, decodes: Sequence[Decode], now: int, join: Callable[[Decode], tuple[Known, Choice]]
     ) -> Agenda | None:
         """The same where some requests have gone, others have come, or they have other room for
         drafts, as they do near their ends; None where nobody is left, the batch is another, or one
-        has more room. join: for those that have come."""
+        has more room. now: this round; join: for those that have come."""
         room = {one.request: most for one, most in zip(self.decodes, self.room, strict=True)}
         came = [one for one in decodes if one.request not in room]
         if len(came) == len(decodes) or not alike(self.batch, len(decodes)):
             return None
         if any(one.lookahead > room.get(one.request, one.lookahead) for one in decodes):
             return None
-        agenda = self._joined_by(came, [join(one) for one in came]) if came else self
+        agenda = self._joined_by(came, now, [join(one) for one in came]) if came else self
         return agenda._of(decodes)
 
-    def _joined_by(self, came: list[Decode], known: list[tuple[Known, Choice]]) -> Agenda:
-        """With these too. It is soon made anew."""
+    def _joined_by(self, came: list[Decode], now: int, known: list[tuple[Known, Choice]]) -> Agenda:
+        """With these too. It holds no longer than one that is made for them."""
         lengths = [self.plan.joined(choice.option) for _, choice in known]
         return self._replace(
             decodes=self.decodes + came,
@@ -139,6 +140,7 @@ class Agenda(NamedTuple):
             choices=self.choices + [choice for _, choice in known],
             plan=self.plan._replace(lengths=self.plan.lengths + lengths),
             rounds=PLANNED_FOR // 2,
+            until=min(self.until, now + PLANNED_FOR * (IDLE_FOR if self.idle else 1)),
         )
 
     def _of(self, decodes: Sequence[Decode]) -> Agenda:

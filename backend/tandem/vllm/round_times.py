@@ -56,8 +56,8 @@ def register() -> None:
         logger.error("vLLM's rounds are not timed: %s.", "; ".join(wrong))
         return
     _EXECUTE.replace(_begun)
-    _SAMPLE.replace(_verified)
-    _PROPOSE.replace(_drafted)
+    _SAMPLE.replace(_timed(VERIFYING))
+    _PROPOSE.replace(_timed(DRAFTING))
     _ANSWER.replace(_handed_over)
     _UPDATE.replace(_with_times)
 
@@ -110,41 +110,37 @@ def _begun(original: Callable[..., Any]) -> Callable[..., Any]:
     return execute
 
 
-def _verified(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def sample(runner: Any, *arguments: Any, **named: Any) -> Any:
-        answer = original(runner, *arguments, **named)
-        begin = vars(runner).pop(BEGUN, None)
-        if begin is not None:
-            _spans(runner).append(Span(VERIFYING, begin, _now(runner)))
-        return answer
+def _timed(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """What ends a part of a round; it began with the pass, if that is still under way."""
 
-    return sample
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def run(runner: Any, *arguments: Any, **named: Any) -> Any:
+            begin = vars(runner).pop(BEGUN, None) or _now(runner)
+            answer = original(runner, *arguments, **named)
+            _spans(runner).append(Span(name, begin, _now(runner)))
+            return answer
 
+        return run
 
-def _drafted(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def propose(runner: Any, *arguments: Any, **named: Any) -> Any:
-        begin = _now(runner)
-        answer = original(runner, *arguments, **named)
-        _spans(runner).append(Span(DRAFTING, begin, _now(runner)))
-        return answer
-
-    return propose
+    return make
 
 
 def _handed_over(original: Callable[..., Any]) -> Callable[..., Any]:
-    """With what is over by now: on a GPU, of rounds before."""
+    """With what is over by now: on a GPU, of rounds before. A worker without a round hands over an
+    output that others share, and which stays as it is."""
 
     @wraps(original)
     def sample_tokens(runner: Any, *arguments: Any, **named: Any) -> Any:
+        before = len(_spans(runner))
         answer = original(runner, *arguments, **named)
         spans, times = _spans(runner), {}
+        if len(spans) == before:
+            return answer
         while spans and spans[0].over:
             span = spans.popleft()
             times[span.name] = round(1e6 * span.seconds)
-        if times:
-            setattr(getattr(answer, "_model_runner_output", answer), TIMES, times)
+        setattr(getattr(answer, "_model_runner_output", answer), TIMES, times)
         return answer
 
     return sample_tokens
