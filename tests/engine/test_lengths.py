@@ -198,6 +198,21 @@ def test_one_request_without_a_lookup_does_not_make_all_others_wait():
     assert lengths_of(costs, *[0.9] * 7, 0.8, by_model=[7]) == [8] * 7 + [0]
 
 
+def test_a_request_that_joins_a_plan_gets_what_gains_as_much():
+    steep = RoundCosts({1: 1.0, 64: 20.0})
+    some = options(0.8, 0.8, by_model=[0, 1])
+    plan = best_lengths(steep.rounds(2, 100), FREE, some)
+    deepest = max(plan.lengths)
+    assert plan.least == pytest.approx(0.8**deepest)
+    assert plan.joined(Option([0.99] * 8, True)) == deepest  # more levels would cost all others
+    assert plan.joined(Option([0.99] * 8, False)) == 8
+    assert plan.joined(Option([0.99, plan.least, plan.least / 2], True)) == 2
+    assert plan.joined(Option([plan.least / 2], True)) == 0
+    nothing = best_lengths(STEEP.rounds(2, 100), FREE, options(0.1, 0.1, by_model=[0, 1]))
+    assert nothing.lengths == [0, 0]
+    assert nothing.joined(Option([1.0] * 8, True)) == nothing.joined(Option([1.0], False)) == 0
+
+
 def test_where_there_is_no_token_there_is_no_draft():
     some = [*options(0.9), *options(0.9, longest=3), *options(0.9, longest=0)]
     seconds = FLAT.passes(100)

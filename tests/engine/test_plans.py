@@ -123,11 +123,13 @@ def test_who_comes_waits_no_longer_than_for_a_first_plan(made, chance, holds):
         world.run(mixture, 8, LONGEST, 1, requests)
     made.clear()
     newer = [*requests[1:], make_request([1, 2])]
-    rounds = 0
-    while not made:
-        world.run(mixture, 8, LONGEST, 1, newer)
-        rounds += 1
-    assert holds - 1 <= rounds <= holds + 1
+    for _ in range(2):  # the next one is for them too, and holds as long
+        rounds = 0
+        while not made:
+            world.run(mixture, 8, LONGEST, 1, newer)
+            rounds += 1
+        made.clear()
+        assert holds - 1 <= rounds <= holds + 1
 
 
 def test_what_is_idle_stays_so_for_who_comes(made):

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tandem import RequestOutput, SamplingParams, service
+from tandem.engine_process import EngineProcess
 from tandem.errors import (
     ConfigError,
     EngineDeadError,
@@ -98,8 +99,9 @@ def test_requests_beyond_the_queue_are_refused(shared):
     assert sum(answer.reason == "length" for answer in answers) == 60 - len(errors)
 
 
-def test_an_engine_that_is_far_behind_is_handed_no_more(shared):
-    answers, refused = [], 0
+def test_an_engine_that_is_far_behind_is_handed_no_more(shared, monkeypatch):
+    answers, refused, reports = [], 0, []
+    monkeypatch.setattr(shared, "_on_report", reports.append)
     os.kill(shared.pid, signal.SIGSTOP)
     try:
         for _ in range(100):
@@ -111,7 +113,10 @@ def test_an_engine_that_is_far_behind_is_handed_no_more(shared):
     finally:
         os.kill(shared.pid, signal.SIGCONT)
     assert (len(answers), refused) == (88, 12)  # twice 4 that run and 40 that wait
-    assert all(len(answer.wait().errors) <= 1 for answer in answers)
+    errors = [error for answer in answers for error in answer.wait().errors]
+    assert all(isinstance(error, QueueFullError) for error in errors)
+    told = sum(report.counts.get(Key(FAILED, "queue_full"), 0) for report in reports)
+    assert told == refused + len(errors)
     assert submit(shared, "t1", SHORT).wait().reason == "length"
 
 
@@ -375,3 +380,15 @@ def test_a_process_that_ends_at_the_start_is_reported(target, tmp_path, command,
     python.chmod(0o755)
     with pytest.raises(ConfigError, match=said):
         EngineService(config_of(target), python=str(python))
+
+
+def test_what_vllms_processes_leave_goes_with_them(target, tmp_path):
+    python, told = tmp_path / "python", tmp_path / "told"
+    folder = "$VLLM_RPC_BASE_PATH"
+    python.write_text(f'#!/bin/sh\ntouch "{folder}/socket"\necho "{folder}" > {told}\n')
+    python.chmod(0o755)
+    process = EngineProcess(config_of(target, engine="vllm"), str(python))
+    until(lambda: told.exists() and told.read_text().endswith("\n"))
+    assert (Path(told.read_text().strip()) / "socket").exists()
+    process.end()
+    assert not Path(told.read_text().strip()).exists()

@@ -55,7 +55,8 @@ BAD_SAMPLING = [
 BAD_INPUTS = [
     ({}, "text_input"),
     ({"text_input": ""}, "text_input"),
-    ({"text_input": LONG}, "max_model_len"),
+    ({"text_input": "x = 1\n" * 2_000}, "tokens, but"),
+    ({"text_input": LONG}, "characters, more than"),  # it is not taken apart
     ({"text_input": "x" * HUGE}, "max_prompt_bytes"),
     ({"input_ids": [5] * (HUGE // 4)}, "max_prompt_bytes"),
     ({"text_input": PROMPT, "sampling_parameters": " " * HUGE + "{}"}, "max_prompt_bytes"),

@@ -142,9 +142,7 @@ class MixtureProposer(Proposer):
     def _joined(self, decode: Decode, batch: int) -> tuple[Known, Choice]:
         """What is known of a request that comes to others, and its method."""
         known = self._known(decode.request)
-        choice = self._chooser.choose(decode, known, batch, self._rounds)
-        known.taken = choice.place
-        return known, choice
+        return known, self._chooser.choose(decode, known, batch, self._rounds)
 
     def _carry_out(self, agenda: Agenda) -> tuple[Draft, bool]:
         """What is drafted, and whether the model did any of it."""
