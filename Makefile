@@ -66,7 +66,7 @@ test-vllm: setup-vllm ## run the tests that need vLLM, and the contract's tests 
 	@$(BIN)/python -m pytest tests/triton --ignore-glob "*_parallel.py" \
 		--ignore-glob "*test_methods.py" --ignore-glob "*test_soak.py" --serve tandem_vllm $(ARGS)
 
-soak: setup ## 30 minutes of mixed traffic, a minute of overload, 50 loads and unloads
+soak: setup $(NEEDS) ## 30 minutes of mixed traffic, a minute of overload, 50 loads and unloads
 	@for run in traffic overload reloads; do \
 		$(BIN)/python -m tools.soak $$run --model $(MODEL) --plot .cache/soak/$$run.svg || exit 1; \
 	done

@@ -13,7 +13,8 @@ from typing import Literal, NamedTuple
 
 Kind = Literal["counter", "gauge", "histogram"]
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
-MOST_OBSERVED = 64  # of one histogram in one report: a random choice of all
+MOST_OF_STEPS = 64  # values of one histogram in one report, a random choice of all, ...
+MOST_OF_REQUESTS = 1024  # ... and where there is one a request
 
 
 class Metric(NamedTuple):
@@ -102,6 +103,9 @@ CATALOGUE = (
     Metric(VERIFYING, "histogram", "The target's pass and its verification, of a step."),
 )
 
+OF_REQUESTS = frozenset({FIRST_TOKEN, END_TO_END, QUEUED})
+"""Histograms with one value a request; all others have one for each step or answer."""
+
 REFUSALS = {
     "InvalidRequestError": "invalid",
     "QueueFullError": "queue_full",
@@ -116,7 +120,7 @@ class Report(NamedTuple):
     counts: Mapping[Key, float]
     gauges: Mapping[Key, float]
     observed: Mapping[str, list[float]]
-    """At most `MOST_OBSERVED` of each histogram."""
+    """Values of each histogram, all or a choice."""
 
 
 def counted(name: str, by: float = 1, label: str = "") -> Report:
@@ -132,15 +136,16 @@ def standing(up: bool) -> Report:
 class _Sample:
     """A random choice of the values seen, each as likely as another (reservoir sampling)."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
         self.kept: list[float] = []
         self._seen = 0
 
     def add(self, value: float) -> None:
         self._seen += 1
-        if len(self.kept) < MOST_OBSERVED:
+        if len(self.kept) < self._most:
             self.kept.append(value)
-        elif (place := random.randrange(self._seen)) < MOST_OBSERVED:
+        elif (place := random.randrange(self._seen)) < self._most:
             self.kept[place] = value
 
 
@@ -161,7 +166,10 @@ class Meters:
 
     def observe(self, name: str, value: float) -> None:
         """Adds to a histogram."""
-        self._samples.setdefault(name, _Sample()).add(value)
+        if name not in self._samples:
+            most = MOST_OF_REQUESTS if name in OF_REQUESTS else MOST_OF_STEPS
+            self._samples[name] = _Sample(most)
+        self._samples[name].add(value)
 
     def round(self, drafted: int, accepted: int) -> None:
         """A request's round in which something was drafted."""

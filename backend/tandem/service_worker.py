@@ -1,7 +1,7 @@
 """The engine's process: `python -m tandem.service_worker FD`, started by `service`.
 
-One thread receives, one tokenizes, the main thread steps the engine and sends. When the other
-side is gone, the process ends at once, whatever it is doing.
+The main thread steps the engine and sends what it brings; what comes is received and tokenized by
+others (`intake`). When the other side is gone, the process ends at once, whatever it is doing.
 """
 
 from __future__ import annotations
@@ -9,19 +9,18 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import queue
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Protocol
 
 from tandem.config import EngineConfig
 from tandem.deadlines import Deadlines
 from tandem.errors import RequestTimeoutError, TandemError
+from tandem.intake import Dropped, Inbox, Intake
 from tandem.limits import Limits
 from tandem.logs import log_as
 from tandem.messages import (
@@ -50,8 +49,6 @@ REPORT_S = 1.0  # between two reports of a busy engine
 _NO_MEMORY = (
     "read the log, and where memory ran out lower kv_cache_memory or give the models more ranks."
 )
-
-Inbox = queue.SimpleQueue[Submit | Abort]
 
 
 class ServedEngine(Protocol):
@@ -124,17 +121,14 @@ def main() -> None:
         connection.send(Failed(f"The engine cannot be built ({_named(error)}): {_NO_MEMORY}"))
         return
     gc.freeze()  # what is loaded stays: collections need not walk it
-    received: Inbox = queue.SimpleQueue()
-    inbox: Inbox = queue.SimpleQueue()
-    threading.Thread(target=_receive, args=(connection, received), daemon=True).start()
-    threading.Thread(target=_tokenize, args=(received, engine, inbox), daemon=True).start()
+    intake = Intake(connection, engine)
     sender = _Sender(connection)
     engine.watch(sender.give_up)
     sender.send(Ready())
     watchdog = Watchdog(engine, start.config.step_timeout)
     threading.Thread(target=_beat, args=(sender, watchdog), daemon=True).start()
     try:
-        _run(engine, sender, inbox, Deadlines(start.config.queue_timeout))
+        _run(engine, sender, intake.inbox, Deadlines(start.config.queue_timeout))
     except TandemError as error:
         sender.give_up(str(error))
     except Exception as error:  # a bug, or memory that is not there
@@ -182,27 +176,6 @@ def _beat(sender: _Sender, watchdog: Watchdog) -> None:
         time.sleep(PULSE_S)
 
 
-def _receive(connection: Connection, received: Inbox) -> None:
-    """Reads at once whatever comes, so that the other side never waits to send."""
-    while True:
-        try:
-            received.put(connection.recv())
-        except (EOFError, OSError):
-            os._exit(0)
-
-
-def _tokenize(received: Inbox, engine: ServedEngine, inbox: Inbox) -> None:
-    """Feeds the inbox, with prompts tokenized, so that long ones do not hold up the loop."""
-    while True:
-        message = received.get()
-        if isinstance(message, Submit):
-            with suppress(TandemError):  # the engine refuses it when its turn comes
-                tokens = engine.tokenizer.prompt(message.prompt, engine.limits.max_model_len)
-                message = message._replace(prompt=tokens)
-        inbox.put(message)
-        engine.wake()
-
-
 def _run(engine: ServedEngine, sender: _Sender, inbox: Inbox, deadlines: Deadlines) -> None:
     """Steps the engine while there is work, and waits for some when there is none."""
     outbox = Outbox(sender.send, engine.shares_processor)
@@ -234,10 +207,12 @@ def _named(error: Exception) -> str:
     return f"{type(error).__name__}: {first.rstrip('.')}"
 
 
-def _handle(message: Submit | Abort, engine: ServedEngine, sender: _Sender, outbox: Outbox) -> bool:
+def _handle(
+    message: Submit | Abort | Dropped, engine: ServedEngine, sender: _Sender, outbox: Outbox
+) -> bool:
     """Whether the engine took it."""
-    if isinstance(message, Abort):
-        output = engine.abort(message.request_id)
+    if not isinstance(message, Submit):
+        output = _dropped(message, engine)
         if output is not None:
             engine.meters.count(FINISHED, label="abort")
             outbox.put([output])
@@ -248,6 +223,13 @@ def _handle(message: Submit | Abort, engine: ServedEngine, sender: _Sender, outb
         sender.send(Refused(message.request_id, type(error).__name__, str(error)))
         return False
     return True
+
+
+def _dropped(message: Abort | Dropped, engine: ServedEngine) -> RequestOutput | None:
+    """A request's last word, or None if it has ended already."""
+    if isinstance(message, Dropped):
+        return RequestOutput(message.request_id, finish_reason="abort")
+    return engine.abort(message.request_id)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import pytest
 
 from tools.soak.account import Account, troubles
+from tools.soak.health import Asked, too_slow
 from tools.soak.traffic import Ends
 from tools.soak.watch import Sample, trend
 
@@ -54,3 +55,22 @@ def test_memory_that_grows_is_told_from_memory_that_is_taken_once():
     assert trend(taken).growth_mib == pytest.approx(0)
     assert not trend(grows).flat
     assert trend(grows).growth_mib == pytest.approx(49)
+
+
+@pytest.mark.parametrize(
+    ("ms", "said"),
+    [
+        ([1.0] * 80 + [300.0], ""),  # one may be late, ...
+        ([1.0] * 80 + [300.0] * 2, "2 times of 82"),
+        ([1.0] * 500 + [300.0] * 6, ""),  # ... and of many one of a hundred
+        ([1.0] * 500 + [300.0] * 7, "7 times of 507"),
+        ([], "never told"),
+    ],
+)
+def test_health_that_is_told_late_is_noticed(ms, said):
+    found = too_slow([Asked(one, 0.0) for one in ms])
+    assert [said in sentence for sentence in found] == ([True] if said else [])
+
+
+def test_a_wait_of_the_askers_own_is_not_the_servers():
+    assert too_slow([Asked(300.0, 290.0)] * 50) == []

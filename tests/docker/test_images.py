@@ -6,6 +6,7 @@ import sys
 from fnmatch import fnmatch
 from pathlib import Path
 
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -71,6 +72,18 @@ def test_compose_names_what_there_is():
     (targets,) = prometheus["scrape_configs"][0]["static_configs"]
     assert [target.split(":")[0] for target in targets["targets"]] == ["triton"]
     assert services["triton"]["shm_size"] == "1gb"
+
+
+def test_compose_is_as_its_specification_says():
+    command = [Path(sys.executable).with_name("check-jsonschema"), "--builtin-schema"]
+    command += ["vendor.compose-spec", FOLDER / "compose.yml"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "PersistentVolumeClaim", "Service"])
+def test_the_manifest_is_as_kubernetes_wants_it(kind):
+    kubernetes_validate.validate(manifests()[kind], "1.34", strict=True)
 
 
 def test_the_manifest_fits_together():

@@ -25,7 +25,7 @@ from tandem.metrics import (
     GENERATED_TOKENS,
     KV_USAGE,
     LENGTH,
-    MOST_OBSERVED,
+    MOST_OF_STEPS,
     PREEMPTIONS,
     PREFIX_HITS,
     PREFIX_QUERIES,
@@ -141,10 +141,18 @@ def test_many_values_are_sampled_evenly():
     random.seed(0)
     meters = Meters()
     for value in range(10_000):
-        meters.observe(FIRST_TOKEN, value)
-    kept = meters.report(NOTHING).observed[FIRST_TOKEN]
-    assert len(kept) == MOST_OBSERVED
+        meters.observe(VERIFYING, value)
+    kept = meters.report(NOTHING).observed[VERIFYING]
+    assert len(kept) == MOST_OF_STEPS
     assert 3000 < sum(kept) / len(kept) < 7000
+
+
+@pytest.mark.parametrize("name", [FIRST_TOKEN, END_TO_END, QUEUED])
+def test_each_request_of_a_second_counts(name):
+    meters = Meters()
+    for value in range(1000):
+        meters.observe(name, value)
+    assert meters.report(NOTHING).observed[name] == list(range(1000))
 
 
 def test_reports_add_up():

@@ -1,5 +1,6 @@
 """The engine vllm behind the service: exact, as drawn, and gone when it should be."""
 
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -164,3 +165,27 @@ def test_what_is_killed_is_said_and_repaired_and_leaves_nothing(service, victim)
     until(lambda: service.alive)
     assert not sockets.exists()
     assert ids(submit(service, PROMPTS[0], GREEDY))
+
+
+@pytest.mark.parametrize(
+    ("signum", "said"),
+    [(signal.SIGKILL, "send the request again"), (signal.SIGSTOP, "10 s that step_timeout allows")],
+)
+def test_a_lost_rank_is_said_and_repaired_and_leaves_nothing(signum, said):
+    """One that is killed, and one that hangs."""
+    parallel = {"tensor_parallel_size": 2, "draft_tensor_parallel_size": 1, "step_timeout": 10}
+    one = EngineService(vllm_config(**parallel))
+    try:
+        before = family(one)
+        [rank] = [process for process in before if "Worker_TP1" in " ".join(process.cmdline())]
+        answer = submit(one, PROMPTS[0], LONG)
+        assert answer.begun.wait(60)
+        rank.send_signal(signum)
+        [error] = answer.wait().errors
+        assert isinstance(error, EngineDeadError)
+        assert said in str(error)
+        assert not psutil.wait_procs(before, timeout=10)[1]
+        until(lambda: one.alive)
+        assert ids(submit(one, PROMPTS[0], GREEDY))
+    finally:
+        one.stop()

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +22,7 @@ from typing import NamedTuple
 from tandem.triton_http import HEALTH, OK, ask
 
 PAUSE_S = 0.1
+HEALTHY_MS = 100.0
 LONGEST_S = 60.0
 SCHEDULED = Path("/proc/thread-self/schedstat")  # ns on a core, ns ready but without one, turns
 
@@ -33,6 +34,17 @@ class Asked(NamedTuple):
     """That it took, all in all."""
     own_ms: float
     """Of these the asker waited for a core, which is not the server's doing."""
+
+
+def too_slow(health: Sequence[Asked]) -> list[str]:
+    """A sentence if the server has not told its health soon: one question of a hundred may take
+    longer, and one more, for the machine has other work too."""
+    if not health:
+        return ["The server's health was never told."]
+    late = sum(one.ms - one.own_ms > HEALTHY_MS for one in health)
+    if late <= 1 + 0.01 * len(health):
+        return []
+    return [f"Health took longer than {HEALTHY_MS:.0f} ms {late} times of {len(health)}."]
 
 
 @contextmanager

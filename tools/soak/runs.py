@@ -18,7 +18,7 @@ from tandem.serving import Endpoints, ServerOptions, TritonServer
 from tandem.serving.overrides import overridden
 from tandem_client import GrpcClient
 from tools.soak.account import Account, read, settled, troubles
-from tools.soak.health import Asked, health_asked
+from tools.soak.health import Asked, health_asked, too_slow
 from tools.soak.traffic import Ask, Ends, any_ask, closed_loop, open_loop
 from tools.soak.watch import MIB, Footprint, Sample, Trend, Watch, footprint, trend
 
@@ -115,8 +115,7 @@ def overload(
 
     with served(model, OVERLOADED, log) as server:
         result = _run(server, run)
-    if not health:
-        lost.append("The server's health was never told.")
+    lost += too_slow(health)
     return result._replace(health=health, troubles=result.troubles + lost[:10])
 
 
