@@ -420,6 +420,22 @@ def test_what_was_waited_for_between_requests_is_no_rounds_cost():
     assert costs.between.of(1) == 10
 
 
+@pytest.mark.parametrize(
+    ("by_model", "learnt"),
+    [([True, False], 1), ([True, False, False], 2), ([False, False], 2), ([True, True], 2)],
+)
+def test_the_first_pass_behind_a_draft_is_learnt_of_drafting_rounds_alone(by_model, learnt):
+    """It finds in the caches what the draft has left there."""
+    costs, seen = RoundCosts({1: 1.0, 64: 1.0}), []
+    costs.observe_pass = lambda rows, seconds: seen.append(rows)
+    watch = Stopwatch(costs, lambda: 0.0)
+    for drafts in by_model:
+        watch.ended(Begun(1, "a", drafts, 1, 0.0), 1, 1.0)
+    watch.learn()
+    assert len(seen) == len(by_model)
+    assert len([rows for rows in seen if rows]) == learnt
+
+
 def test_behind_any_number_of_rounds_a_request_is_only_forgotten():
     """It may have waited for long, preempted."""
     known, gains = Known([{}]), Gains(COUNT)

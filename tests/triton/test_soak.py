@@ -23,6 +23,15 @@ def test_mixed_traffic_with_a_thousand_cancels():
     assert result.server.preemptions > 0
 
 
+@pytest.mark.vllm
+def test_mixed_traffic_on_vllm():
+    result = soak("tandem_vllm", 400, minutes=6, concurrency=12)
+    check(result)
+    assert sum(result.clients.values()) == 400
+    assert min(result.clients[one] for one in ("left", "length", "stop", "invalid")) > 0
+    assert result.server.outcomes["abort"] > 50
+
+
 def test_ten_times_what_can_be_answered():
     result = overload("tandem", factor=10, seconds=8)
     check(result)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 CLOSE = 1.3  # times the rate of plain decoding, and less
+RESTED = 2  # rounds of a rest: the first pass behind a draft finds what that has left in the caches
 FIRST_REST = 7  # rounds before the first rest: what was known before the drafts may be old
-REST_EVERY = 61  # rounds, later; no multiple of PLANNED_FOR: then all rests would precede a plan
+REST_EVERY = 91  # rounds, later; no multiple of PLANNED_FOR: then all rests would precede a plan
 
 
 class Rests:
@@ -13,18 +14,19 @@ class Rests:
 
     def __init__(self) -> None:
         self._at, self._every = FIRST_REST, FIRST_REST
-        """The round to be left without a draft, and how many come before the next one."""
+        """The first round of the next rest, and how many come before the one behind it."""
         self._last_planned = 0
         """The last round for which a draft was planned."""
 
     def due(self, now: int, promised: float) -> bool:
-        """Whether the round `now` is one, for which drafts are planned that promise so many times
-        the rate of none."""
+        """Whether the round `now` is of one, for which drafts are planned that promise so many
+        times the rate of none."""
         if now > self._last_planned + FIRST_REST:  # drafting begins anew
             self._at, self._every = now + FIRST_REST, FIRST_REST
         self._last_planned = now
         if promised >= CLOSE or now < self._at:
             return False
-        self._every = min(2 * self._every, REST_EVERY)
-        self._at = now + self._every
+        if now >= self._at + RESTED - 1:
+            self._every = min(2 * self._every, REST_EVERY)
+            self._at = now + self._every
         return True
