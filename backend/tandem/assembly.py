@@ -13,9 +13,9 @@ from tandem.config import EngineConfig
 from tandem.cpu.library import has_kernels
 from tandem.drafting import Proposer
 from tandem.drafting.build import choose_proposer, choose_translation, load_guesser
-from tandem.drafting.costs import profile
 from tandem.drafting.heads.features import FeatureGuesser
 from tandem.drafting.steps import Guesser
+from tandem.drafting.times import profile
 from tandem.drafting.vocabulary import Translation
 from tandem.errors import CheckpointError, ConfigError
 from tandem.kv_cache import BlockManager, cpu_kv_memory

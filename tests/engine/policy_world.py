@@ -5,8 +5,9 @@ import random
 
 from tandem.drafting import Draft, Proposer, Verdict
 from tandem.drafting.choosing import Method
-from tandem.drafting.costs import PROFILED, RoundCosts
+from tandem.drafting.costs import RoundCosts
 from tandem.drafting.mixture import MixtureProposer
+from tandem.drafting.times import PROFILED
 from tandem.scheduler import Decode
 from tests.engine.builders import make_request
 
@@ -90,7 +91,7 @@ def by_whim(engine, seed):
     """Costs are drawn, so that the engine's mixture decides one way and another."""
     draws = random.Random(seed)
     times = itertools.accumulate(draws.choice([0.1, 1.0, 3.0]) for _ in itertools.count())
-    return _by_clock(engine, lambda: next(times), dearest=draws.uniform(1.0, 200.0))
+    return _by_clock(engine, lambda: next(times), dearest=10 ** draws.uniform(0, 5))
 
 
 def _by_clock(engine, clock, dearest):

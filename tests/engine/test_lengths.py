@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from tandem.drafting.between import BetweenPasses
-from tandem.drafting.costs import EXPLORING, FIRST_PROBES, RoundCosts, Times, profile
+from tandem.drafting.costs import EXPLORING, FIRST_PROBES, RoundCosts
 from tandem.drafting.gains import PRIOR, Gains
-from tandem.drafting.lengths import Option, best_lengths, outlook
+from tandem.drafting.lengths import Option, best_lengths, outlook, tokens_share
 from tandem.drafting.remembered import Known
 from tandem.drafting.stopwatch import Begun, Stopwatch
+from tandem.drafting.times import Times, profile
 
 FLAT = RoundCosts({1: 1.0, 64: 1.0})
 STEEP = RoundCosts({1: 1.0, 64: 64.0})
@@ -106,10 +107,10 @@ def test_a_profile_takes_the_least_of_some_tries_and_stops_at_the_most():
 
 
 def test_long_passes_are_profiled_but_once(monkeypatch):
-    monkeypatch.setattr("tandem.drafting.costs.LONG_S", 0.0)
+    monkeypatch.setattr("tandem.drafting.times.LONG_S", 0.0)
     calls = []
     profile(calls.append, 4)
-    assert calls == [4, 2, 1]
+    assert calls == [4, 4, 2, 1]  # once in vain
 
 
 def test_fewer_rows_are_expected_to_take_no_longer_than_more_did():
@@ -168,7 +169,7 @@ def test_exploring_takes_a_small_share_of_the_time_but_at_first():
         if costs.may_explore:
             costs.explored(3.0)
             probed.append(now)
-        costs.observe_pass(1, 1.0)
+        costs.observe_pass(1, 1, 1.0)
     assert probed[:FIRST_PROBES] == list(range(FIRST_PROBES))
     assert 0 < 3.0 * (len(probed) - FIRST_PROBES) <= EXPLORING * 2000 + 3
 
@@ -305,7 +306,7 @@ def test_what_a_round_takes_besides_its_pass_makes_longer_drafts_pay():
     assert lengths_of(costs, 0.8) == [3]
     for seconds in [3.0] * 20 + [1000.0]:  # and then there was nothing to do for a while
         costs.between.observe(1, seconds)
-        costs.observe_pass(1, 1.0)
+        costs.observe_pass(1, 1, 1.0)
     assert 4.0 < costs.rounds(1, 1)[1] < 5.0
     assert lengths_of(costs, 0.8)[0] > 5
 
@@ -345,15 +346,66 @@ def test_what_rounds_take_between_their_passes_grows_with_the_requests():
     assert between.besides(8) == pytest.approx(2.0)
 
 
-def test_a_surprising_pass_is_learnt_at_once():
+def test_what_passes_take_is_learnt_from_their_average():
     costs = RoundCosts({1: 1.0, 64: 1.0})
-    for _ in range(3):
-        costs.passes(9)
-        costs.observe_pass(4, 1.5)
-    learnt = costs.passes(9)[4]
-    assert learnt > 1.2
-    costs.observe_pass(4, 100.0)  # it read a prompt too
-    assert costs.passes(9)[4] == learnt
+    for number in range(400):
+        costs.observe_pass(1, 4, 1.3 if number % 8 == 7 else 1.1)
+    assert costs.passes(9)[4] == pytest.approx(1.125, abs=0.01)
+
+
+def test_what_passes_take_from_now_on_is_learnt_soon():
+    costs = RoundCosts({1: 1.0, 64: 1.0})
+    for _ in range(24):
+        costs.observe_pass(1, 4, 1.5)
+    assert costs.passes(9)[4] > 1.2
+
+
+def test_a_pass_that_was_held_up_teaches_little():
+    costs = RoundCosts({1: 1.0, 64: 1.0})
+    for number in range(8):
+        costs.observe_pass(1, 4, 1.0 if number else 100.0)
+    assert costs.passes(9)[4] < 1.03
+
+
+def test_texts_take_as_long_with_drafts_as_without():
+    costs = RoundCosts({1: 1.0, 256: 256.0})
+    for _ in range(60):
+        costs.observe_pass(16, 16, 24.0)
+    assert costs.passes(64)[16] == pytest.approx(16.0)
+    assert costs.rounds(16, 64)[64] == pytest.approx(64.0 + 8.0, rel=0.01)
+    assert costs.rounds(32, 64)[64] == pytest.approx(64.0 + 16.0, rel=0.01)
+    for _ in range(400):
+        costs.observe_pass(16, 64, 60.0)
+    assert costs.rounds(16, 64)[64] == pytest.approx(60.0, rel=0.01)
+    assert costs.rounds(16, 16)[16] == pytest.approx(24.0, rel=0.02)
+
+
+def test_rows_that_take_less_than_was_measured_are_noticed_without_drafts_too():
+    costs = RoundCosts({1: 1.0, 64: 64.0})
+    for _ in range(200):
+        costs.observe_pass(16, 16, 8.0)
+    assert costs.rounds(16, 16)[16] == pytest.approx(8.0, rel=0.02)
+
+
+def test_what_a_model_reads_is_borne_by_the_tokens_to_come():
+    seconds, gains, drafts = [1.0] * 20, [0.9] * 8, [0.0] * 9
+    for each in (0.0, 0.1, 1.0):
+        found = outlook(seconds, 1, gains, drafts, reading=each)
+        tokens = 1 + sum(gains)
+        assert found.rates[8] == pytest.approx(max(1.0, tokens / (1 + tokens * each)))
+
+
+def test_few_that_draft_far_cost_less_than_if_all_did():
+    """The deepest levels are drafted for one request."""
+    seconds, drafts = [1.0] * 200, [0.0, *(0.05 + 0.1 * level for level in range(1, 9))]
+    far, near = Option([0.99] * 8, True), Option([0.5, 0.0], True)
+    alone = best_lengths(seconds, drafts, [far])
+    among = best_lengths(seconds, drafts, [far] + [near] * 31)
+    assert alone.lengths == [8]
+    assert among.lengths[0] == 8
+    together = 32 + 8 * 0.99 + 31 * 0.5
+    assert together / (1 + drafts[8]) < among.rate < together / (1 + drafts[2])
+    assert tokens_share(1) < 0.2 < 0.7 < tokens_share(32)
 
 
 @pytest.mark.parametrize("times", [1.8, 2.5, 4.0])
@@ -427,7 +479,7 @@ def test_what_was_waited_for_between_requests_is_no_rounds_cost():
 def test_the_first_pass_behind_a_draft_is_learnt_of_drafting_rounds_alone(by_model, learnt):
     """It finds in the caches what the draft has left there."""
     costs, seen = RoundCosts({1: 1.0, 64: 1.0}), []
-    costs.observe_pass = lambda rows, seconds: seen.append(rows)
+    costs.observe_pass = lambda requests, rows, seconds: seen.append(rows)
     watch = Stopwatch(costs, lambda: 0.0)
     for drafts in by_model:
         watch.ended(Begun(1, "a", drafts, 1, 0.0), 1, 1.0)

@@ -108,16 +108,16 @@ class Chooser:
     def _look_ahead(
         self, place: int, request: Request, known: Known, count: int, reading: float = 0.0
     ) -> Outlook:
-        """reading: seconds in which the model catches up with the request's text. The rounds that
-        are left bear them."""
+        """reading: seconds in which the model catches up with the request's text. The tokens that
+        it is expected to write bear them."""
         batch, costs = known.batch, self._costs
         seconds = costs.rounds(batch, batch * (1 + self._longest))
         gains = self._gains[place].expected(known.gains[place], count)
         if self._methods[place].is_lookup:
             return outlook(seconds, batch, gains, slack=SLACK)
         drafts = costs.drafts(batch, len(gains))
-        once = batch * reading / _rounds_left(request, gains) + costs.between.besides(batch)
-        found = outlook(seconds, batch, gains, drafts, once, margin=MARGIN)
+        besides, each = costs.between.besides(batch), reading / _to_write(request)
+        found = outlook(seconds, batch, gains, drafts, besides, margin=MARGIN, reading=each)
         if reading and not any(found.lengths):  # what others draft does not make it worth reading
             found = found._replace(gains=[0.0] * len(gains))
         return found
@@ -150,7 +150,6 @@ class Chooser:
         self._judged = []
 
 
-def _rounds_left(request: Request, gains: Sequence[float]) -> float:
-    """For half of what the request may still write, with the longest drafts."""
-    left = MAY_WRITE * (request.max_total - len(request.tokens))
-    return max(1.0, left / (1 + sum(gains)))
+def _to_write(request: Request) -> float:
+    """Tokens that it is expected to write."""
+    return max(1.0, MAY_WRITE * (request.max_total - len(request.tokens)))

@@ -13,6 +13,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 NOTHING_TAKEN = 2.0
+LEVEL_TOKENS = 8  # tokens that take a model as long as what is done once a level
 
 
 class Outlook(NamedTuple):
@@ -57,23 +58,24 @@ def outlook(
     batch: int,
     gains: list[float],
     drafts: Sequence[float] | None = None,
-    once: float = 0.0,
+    besides: float = 0.0,
     slack: float = 1.0,
     margin: float = 1.0,
+    reading: float = 0.0,
 ) -> Outlook:
     """seconds: of rounds by the rows of their passes; drafts: of a model's draft for the whole
-    batch, by its levels; once: that the model needs to catch up with the texts, spread over the
-    drafts to come, and for whatever else comes with a draft of any length; slack: share of the best
-    rate that is enough for a longer draft; margin: times the rate of none, that a draft must
-    promise."""
+    batch, by its levels; besides: that such a draft takes, however long it is; slack: share of the
+    best rate that is enough for a longer draft; margin: times the rate of none, that a draft must
+    promise; reading: seconds that the model needs to catch up with the texts, spread over the
+    tokens to come."""
     best, length, tokens = 1 / seconds[batch], 0, 1.0
     lengths, rates = [0], [best]
-    rows, drafting = batch, once
+    rows, drafting = batch, besides
     for count, gain in enumerate(gains, 1):
         tokens += gain
         rows += batch
         if drafts is not None:
-            drafting = once + drafts[count]
+            drafting = besides + drafts[count] + batch * tokens * reading
         rate = tokens / (seconds[rows] + drafting)
         if rate > (best if length else margin * best):
             best, length = rate, count
@@ -99,20 +101,21 @@ def best_lengths(
 
     For every number of levels that the model could draft, the tokens at hand are taken in the order
     of their gains for as long as that raises the rate of the step. Plain numbers, as of passes
-    (`costs.Times`).
+    (`times.Times`).
     """
     batch = len(options)
     tokens = sorted(_tokens(options), key=itemgetter(0), reverse=True)
     near = [one for one in tokens if not one.level]
-    rates = _rates(seconds, 0.0, near, batch)
+    rates = _rates(seconds, Levels(), near, batch)
     rate, least = max(rates), margin * max(rates)
     end = rates.index(rate)
     if len(near) == len(tokens):  # no model drafts
         enough = (1 - (1 - slack) / batch) * rate
         end = max(place for place, one in enumerate(rates) if one >= enough)
+    drafting = sum(option.by_model for option in options)
     for depth in sorted({one.level for one in tokens} - {0}):
         some = [one for one in tokens if one.level <= depth]
-        rates = _rates(seconds, drafts[depth] + besides, some, batch)
+        rates = _rates(seconds, _levels(drafts, depth, drafting, besides), some, batch)
         if max(rates) > max(rate, least):
             rate, near = max(rates), some
             end = rates.index(rate)
@@ -137,10 +140,34 @@ def _tokens(options: Sequence[Option]) -> Iterator[_Token]:
             yield _Token(gain, place * by_model, owner)
 
 
+class Levels(NamedTuple):
+    """Seconds of a model's draft of some levels."""
+
+    whole: float = 0.0
+    a_token: float = 0.0
+
+
+def tokens_share(requests: int) -> float:
+    """Of the time of a draft's level for so many requests, that goes by the tokens that it drafts
+    rather than by itself: few requests go to the deepest levels."""
+    return requests / (LEVEL_TOKENS + requests)
+
+
+def _levels(drafts: Sequence[float], depth: int, requests: int, besides: float) -> Levels:
+    """drafts: where all of the requests go as far."""
+    beginning = max(0.0, 2 * drafts[1] - drafts[2]) if len(drafts) > 2 else 0.0
+    shared = tokens_share(requests) * (drafts[depth] - beginning)
+    return Levels(drafts[depth] - shared + besides, shared / (requests * depth))
+
+
 def _rates(
-    seconds: list[float], drafting: float, tokens: Sequence[_Token], batch: int
+    seconds: list[float], drafting: Levels, tokens: Sequence[_Token], batch: int
 ) -> list[float]:
-    """Tokens a second where the first 0, 1, 2, ... are taken. drafting: seconds of the model's
-    draft."""
+    """Tokens a second where the first 0, 1, 2, ... are taken."""
     sums = accumulate([one.gain for one in tokens], initial=float(batch))
-    return [total / (one + drafting) for total, one in zip(sums, seconds[batch:], strict=False)]
+    drafted = accumulate([one.level > 0 for one in tokens], initial=0)
+    whole, a_token = drafting
+    return [
+        total / (one + whole + a_token * count)
+        for total, one, count in zip(sums, seconds[batch:], drafted, strict=False)
+    ]

@@ -24,6 +24,7 @@ from tandem.drafting import Computed, Draft, Proposer, Verdict
 from tandem.drafting.choosing import Chooser, Method
 from tandem.drafting.costs import READ_ALONG, RoundCosts
 from tandem.drafting.held import HeldStates
+from tandem.drafting.lengths import tokens_share
 from tandem.drafting.parts import NOTHING, Part, joined, part_of
 from tandem.drafting.remembered import (
     IDLE_FOR,
@@ -195,7 +196,9 @@ class MixtureProposer(Proposer):
         found = self.model.proposer.propose(
             [Decode(decode.request, n) for decode, n in zip(agenda.decodes, asked, strict=True)]
         )
-        self._watch.drafted(len(mine), max(asked), self._watch.clock() - began, read)
+        share, took = tokens_share(len(mine)), self._watch.clock() - began
+        levels = (1 - share) * max(asked) + share * sum(asked) / len(mine)
+        self._watch.drafted(len(mine), levels, took, read)
         for place in mine:
             if found.tokens[place]:  # otherwise it still reads the text
                 parts[place] = part_of(found, place)

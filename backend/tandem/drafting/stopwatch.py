@@ -37,7 +37,7 @@ class _Drafted(NamedTuple):
     """As `RoundCosts.observe_draft` takes it."""
 
     requests: int
-    levels: int
+    levels: float
     seconds: float
     read: int
 
@@ -53,7 +53,7 @@ class Stopwatch:
         self._last: _Round | None = None
         """The last round learnt from."""
 
-    def drafted(self, requests: int, levels: int, seconds: float, read: int) -> None:
+    def drafted(self, requests: int, levels: float, seconds: float, read: int) -> None:
         """A model's draft took so long."""
         self._drafts.append(_Drafted(requests, levels, seconds, read))
 
@@ -69,7 +69,7 @@ class Stopwatch:
                 apart, by_model = begun.at - last.ended, last.begun.by_model
                 self.costs.between.observe(begun.requests, apart, by_model)
             usual = one.alone and not (last and last.begun.by_model and not begun.by_model)
-            self.costs.observe_pass(begun.rows if usual else None, one.seconds)
+            self.costs.observe_pass(begun.requests, begun.rows if usual else None, one.seconds)
             self._last = one
         for drafted in self._drafts:
             self.costs.observe_draft(*drafted)

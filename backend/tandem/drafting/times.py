@@ -1,0 +1,139 @@
+"""What takes how long by its size: measured at the start, then learnt from what was timed."""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from itertools import accumulate, pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandem.drafting.between import MEMORY, OUTLIER
+
+A_ROW = 0.05  # of a one-row pass, that a further row is expected to add where nothing is known
+OF_AN_OUTLIER = 0.02  # what a time counts for that is OUTLIER times what is known, or more
+LONG_AGO = 16  # times of other sizes, since one was seen
+OF_ONE_NOT_SEEN = 0.5  # what it counts for then
+NEAR = 0.25  # of what is learnt of a size, for half of it and twice as much
+SIZES = (*range(1, 18), *(part << up for up in range(3, 12) for part in (3, 4)))
+LEAST_NEAR = 0.01  # as NEAR, and less is left alone
+PROFILED = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+REPEATS = 3
+LONG_S = 0.5  # a pass that takes longer is not repeated
+
+
+def profile(run: Callable[[int], object], most: int) -> dict[int, float]:
+    """Seconds that `run` takes for so many rows, the least of some tries; at most `most` rows.
+
+    Most rows come first, once in vain: they use memory that nobody has used yet.
+    """
+    sizes = sorted((rows for rows in PROFILED if rows <= most), reverse=True)
+    run(sizes[0])
+    found: dict[int, float] = {}
+    for rows in sizes:
+        for _ in range(REPEATS):
+            began = time.perf_counter()
+            run(rows)
+            seconds = time.perf_counter() - began
+            found[rows] = min(found.get(rows, seconds), seconds)
+            if seconds > LONG_S:
+                break
+    return found
+
+
+@lru_cache
+def _near(size: float) -> tuple[tuple[int, float], ...]:
+    """Which of SIZES learn from one, and how much of it."""
+    apart = [abs(math.log2(other / size)) for other in SIZES]
+    return tuple((i, NEAR**far) for i, far in enumerate(apart) if NEAR**far > LEAST_NEAR)
+
+
+class Times:
+    """Seconds by size, on SIZES; between them a line. More never takes less: where what is seen of
+    a size contradicts what is known of others, they follow it. Without a profile all sizes are
+    expected to take as long as the first one seen: where that is wrong, trying shows it.
+
+    Plain numbers: behind a pass numpy's functions have left the processor's caches.
+    """
+
+    def __init__(self, known: Mapping[int, float] | None = None, memory: float = MEMORY) -> None:
+        self._memory = memory
+        self._seconds = [1.0] * len(SIZES)
+        self.measured = bool(known)
+        """Whether anything is known."""
+        self._count = 0
+        """Of what was observed, and..."""
+        self._seen = [0] * len(SIZES)
+        """... when each size was last."""
+        if known:
+            sizes = np.array(sorted(known), float)
+            seconds = np.maximum.accumulate([known[int(size)] for size in sizes])
+            beyond = np.maximum(0, np.array(SIZES) - sizes[-1])
+            found = np.interp(SIZES, sizes, seconds) + _slope(sizes, seconds) * beyond
+            self._seconds = found.tolist()
+
+    def upto(self, most: int) -> list[float]:
+        """Seconds expected of 0 to at least `most`."""
+        found = self._seconds[:1]
+        for place, (below, above) in enumerate(pairwise(self._seconds)):
+            apart = SIZES[place + 1] - SIZES[place]
+            step = (above - below) / apart
+            found += [below + step * further for further in range(apart)]
+            if len(found) > most:
+                return found
+        return found + self._seconds[-1:] * (most + 1 - len(found))
+
+    def of(self, size: float) -> float:
+        """The same of one."""
+        place = min(bisect_left(SIZES, size), len(SIZES) - 1)
+        above = self._seconds[place]
+        if not place or size >= SIZES[place]:
+            return above
+        below = self._seconds[place - 1]
+        lower, upper = SIZES[place - 1], SIZES[place]
+        return below + (above - below) * (size - lower) / (upper - lower)
+
+    def observe(self, size: float, seconds: float, weight: float | None = None) -> None:
+        """It took so long: the nearer a size, the more is learnt about it. weight: what it counts
+        for, if not as one time does."""
+        ratio = seconds / self.of(size)
+        if self.measured:
+            if weight is None:
+                weight = self._weight(size) if ratio < OUTLIER else OF_AN_OUTLIER
+            base = min(ratio, OUTLIER) ** weight
+            for place, near in _near(size):
+                self._seconds[place] *= base**near
+            self._follow(size, ratio < 1)
+        else:
+            self._seconds = [one * ratio for one in self._seconds]
+        self.measured = True
+
+    def _follow(self, size: float, quicker: bool) -> None:
+        """Fewer take no longer than what was found quicker, and more no less than what was found
+        slower."""
+        place = min(bisect_left(SIZES, size), len(SIZES) - 1)
+        if quicker:
+            below = accumulate(reversed(self._seconds[: place + 1]), min)
+            self._seconds[: place + 1] = reversed(list(below))
+        else:
+            first = max(0, place - 1)
+            self._seconds[first:] = accumulate(self._seconds[first:], max)
+
+    def _weight(self, size: float) -> float:
+        """Of a new time: the more, the longer ago the last one was seen."""
+        self._count += 1
+        place = min(bisect_left(SIZES, size), len(SIZES) - 1)
+        long_ago = self._count - self._seen[place] > LONG_AGO
+        self._seen[place] = self._count
+        return OF_ONE_NOT_SEEN if long_ago else 1 - self._memory
+
+
+def _slope(sizes: NDArray[np.float64], seconds: NDArray[np.float64]) -> float:
+    """Seconds a row, at the end of a profile."""
+    if len(sizes) < 2:
+        return A_ROW * float(seconds[0])
+    return float((seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2]))
