@@ -124,7 +124,7 @@ def _contender(engine: Engine, k: int, new_tokens: int, concurrency: int) -> Con
         while read < concurrency * new_tokens / 4:
             read += step()
         tokens, start = 0, time.perf_counter()
-        while tokens < max(concurrency, AT_LEAST) * new_tokens:
+        while tokens < max(2 * concurrency, AT_LEAST) * new_tokens:
             tokens += step()
         seconds = time.perf_counter() - start
         for request in going:
