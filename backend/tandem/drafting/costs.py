@@ -86,19 +86,21 @@ class PassTimes:
     def observe(self, requests: int, rows: int, seconds: float) -> None:
         """A pass took so long. Without drafts, when rows are requests, what it takes more than was
         expected is the texts' doing, with them the rows'."""
-        alone, texts = self._by_rows.of(rows), self.of_texts(requests)
-        if self._by_rows.measured:
-            unusual = UNUSUAL * (alone + texts)
-            seconds = alone + texts + min(max(seconds - alone - texts, -unusual), unusual)
-        if rows == requests and self._by_rows.measured:
-            more = OF_TEXTS * (seconds - alone - texts) / requests
-            self._a_request = max(0.0, self._a_request + more)
-        if rows != requests or not self._a_request:
-            self._observe_rows(rows, alone, seconds - texts)
+        if not self._by_rows.measured:
+            self._by_rows.observe(rows, seconds)
+            return
+        alone, plain = self._by_rows.of(rows), rows == requests
+        expected = alone + self.of_texts(requests)
+        more = min(max(seconds - expected, -UNUSUAL * expected), UNUSUAL * expected)
+        if plain:
+            each = OF_TEXTS * more / requests
+            self._a_request = max(0.0, self._a_request + each)
+        if not plain or not self._a_request:
+            self._observe_rows(rows, alone, alone + more)
 
     def _observe_rows(self, rows: int, expected: float, seconds: float) -> None:
         self._recent.append((rows, expected, seconds))
-        if self._by_rows.measured and len(self._recent) < AVERAGED:
+        if len(self._recent) < AVERAGED:
             return
         sizes, expectations, took = zip(*self._recent, strict=True)
         size = sum(sizes) / len(sizes)
