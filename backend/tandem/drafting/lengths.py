@@ -106,7 +106,7 @@ def best_lengths(
     batch = len(options)
     tokens = sorted(_tokens(options), key=itemgetter(0), reverse=True)
     near = [one for one in tokens if not one.level]
-    rates = _rates(seconds, Levels(), near, batch)
+    rates = _rates(seconds, _Levels(), near, batch)
     rate, least = max(rates), margin * max(rates)
     end = rates.index(rate)
     if len(near) == len(tokens):  # no model drafts
@@ -140,7 +140,7 @@ def _tokens(options: Sequence[Option]) -> Iterator[_Token]:
             yield _Token(gain, place * by_model, owner)
 
 
-class Levels(NamedTuple):
+class _Levels(NamedTuple):
     """Seconds of a model's draft of some levels."""
 
     whole: float = 0.0
@@ -153,15 +153,15 @@ def tokens_share(requests: int) -> float:
     return requests / (LEVEL_TOKENS + requests)
 
 
-def _levels(drafts: Sequence[float], depth: int, requests: int, besides: float) -> Levels:
+def _levels(drafts: Sequence[float], depth: int, requests: int, besides: float) -> _Levels:
     """drafts: where all of the requests go as far."""
     beginning = max(0.0, 2 * drafts[1] - drafts[2]) if len(drafts) > 2 else 0.0
     shared = tokens_share(requests) * (drafts[depth] - beginning)
-    return Levels(drafts[depth] - shared + besides, shared / (requests * depth))
+    return _Levels(drafts[depth] - shared + besides, shared / (requests * depth))
 
 
 def _rates(
-    seconds: list[float], drafting: Levels, tokens: Sequence[_Token], batch: int
+    seconds: list[float], drafting: _Levels, tokens: Sequence[_Token], batch: int
 ) -> list[float]:
     """Tokens a second where the first 0, 1, 2, ... are taken."""
     sums = accumulate([one.gain for one in tokens], initial=float(batch))
