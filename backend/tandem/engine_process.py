@@ -8,7 +8,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
+import time
+from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from tandem.errors import ConfigError
 from tandem.messages import Failed, Ready, Start
 
 STOP_GRACE_S = 5.0
+LOOK_S = 0.02
+LEFT_GRACE_S = 5.0  # for what the engine's process started, behind its end
 VLLM_ENVIRONMENT = ".venv-vllm"
 VLLM_SOCKETS = "VLLM_RPC_BASE_PATH"
 """Names the folder where vLLM's processes find each other. A killed one leaves its sockets."""
@@ -41,6 +44,7 @@ class EngineProcess:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=environment,
+                process_group=0,
             )
         self.connection = Connection(ours.detach())
 
@@ -74,14 +78,26 @@ class EngineProcess:
         self._process.kill()
 
     def end(self) -> int:
-        """Closes the connection and waits for the process, not for ever; its exit code."""
+        """Closes the connection and waits for the process and all that it started, not for ever;
+        its exit code."""
         self.connection.close()
         with self._scratch:
             try:
-                return self._process.wait(STOP_GRACE_S)
+                code = self._process.wait(STOP_GRACE_S)
             except subprocess.TimeoutExpired:
                 self._process.kill()
-                return self._process.wait()
+                code = self._process.wait()
+            self._end_group()
+            return code
+
+    def _end_group(self) -> None:
+        """vLLM's processes end by themselves, and tidy up, unless they are stopped or hung."""
+        end = time.monotonic() + LEFT_GRACE_S
+        with suppress(ProcessLookupError):  # nobody is left
+            while time.monotonic() < end:
+                os.killpg(self.pid, signal.SIGCONT)
+                time.sleep(LOOK_S)
+            os.killpg(self.pid, signal.SIGKILL)
 
 
 def _folder() -> tempfile.TemporaryDirectory[str]:

@@ -1,6 +1,7 @@
 """What drafts are expected to bring and to cost, and the lengths that follow from it."""
 
 import itertools
+import random
 
 import numpy as np
 import pytest
@@ -351,6 +352,23 @@ def test_what_passes_take_is_learnt_from_their_average():
     for number in range(400):
         costs.observe_pass(1, 4, 1.3 if number % 8 == 7 else 1.1)
     assert costs.passes(9)[4] == pytest.approx(1.125, abs=0.01)
+
+
+def test_passes_of_other_sizes_teach_nothing_of_those_between():
+    costs = RoundCosts({1: 1.0, 256: 256.0})
+    for _ in range(400):
+        costs.observe_pass(2, 8, 8.0)
+        costs.observe_pass(2, 64, 80.0)
+    assert costs.passes(64)[8] == pytest.approx(8.0, rel=0.02)
+    assert costs.passes(64)[64] == pytest.approx(80.0, rel=0.02)
+    assert costs.passes(64)[36] < 1.2 * 36.0
+
+
+def test_times_that_vary_are_not_taken_for_texts():
+    noise, costs = random.Random(1), RoundCosts({1: 1.0, 256: 256.0})
+    for _ in range(4000):
+        costs.observe_pass(16, 16, 16.0 * noise.uniform(0.9, 1.1))
+    assert costs.passes(64)[16] == pytest.approx(16.0, rel=0.04)
 
 
 def test_what_passes_take_from_now_on_is_learnt_soon():

@@ -75,7 +75,7 @@ def soak(
         return None if number is None else any_ask(random.Random(f"{seed} {number}"))
 
     async def run(urls: Endpoints, ends: Ends) -> None:
-        await closed_loop(urls, next_ask, concurrency, ends, tick)
+        await closed_loop(urls, model, next_ask, concurrency, ends, tick)
 
     with served(model, CROWDED, log) as server:
         return _run(server, run)
@@ -104,19 +104,18 @@ def overload(
         until = begun + max(seconds / 3, 5)
         fitting = Ends()
         await closed_loop(
-            urls, lambda: ask() if time.monotonic() < until else None, 16, fitting, tick
+            urls, model, lambda: ask() if time.monotonic() < until else None, 16, fitting, tick
         )
         rate = fitting.total / (time.monotonic() - begun)
         with health_asked(urls.http, health, lost):
             os.nice(niceness)
-            await open_loop(urls, ask, factor * rate, seconds, ends)
+            await open_loop(urls, model, ask, factor * rate, seconds, ends)
         ends.counts += fitting.counts
         ends.odd += fitting.odd
 
     with served(model, OVERLOADED, log) as server:
         result = _run(server, run)
-    lost += too_slow(health)
-    return result._replace(health=health, troubles=result.troubles + lost[:10])
+    return result._replace(health=health, troubles=result.troubles + lost[:10] + too_slow(health))
 
 
 def _run(server: TritonServer, run: Callable[[Endpoints, Ends], object]) -> Result:

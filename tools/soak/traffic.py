@@ -142,6 +142,7 @@ async def _read(client: AsyncClient, ask: Ask) -> str:
 
 async def closed_loop(
     urls: Endpoints,
+    model: str,
     next_ask: Callable[[], Ask | None],
     concurrency: int,
     ends: Ends,
@@ -154,18 +155,23 @@ async def closed_loop(
             await send(grpc if ask.grpc else http, ask, ends)
             tick()
 
-    async with AsyncGrpcClient(urls.grpc) as grpc, AsyncHttpClient(urls.http) as http:
+    async with AsyncGrpcClient(urls.grpc, model) as grpc, AsyncHttpClient(urls.http, model) as http:
         await asyncio.gather(*(work(grpc, http) for _ in range(concurrency)))
 
 
 async def open_loop(
-    urls: Endpoints, next_ask: Callable[[], Ask], rate: float, seconds: float, ends: Ends
+    urls: Endpoints,
+    model: str,
+    next_ask: Callable[[], Ask],
+    rate: float,
+    seconds: float,
+    ends: Ends,
 ) -> None:
     """So many requests a second, whatever becomes of those before; returns when all have ended.
 
     What was held up here is not made up for beyond BURST_S: that would be a burst, not a rate.
     """
-    async with AsyncGrpcClient(urls.grpc) as grpc, AsyncHttpClient(urls.http) as http:
+    async with AsyncGrpcClient(urls.grpc, model) as grpc, AsyncHttpClient(urls.http, model) as http:
         begun, due = time.monotonic(), 0.0
         tasks: set[asyncio.Task[None]] = set()
         while (passed := time.monotonic() - begun) < seconds:

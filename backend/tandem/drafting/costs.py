@@ -12,8 +12,8 @@ A_LEVEL = 0.05  # of a pass, that a level of a model's draft is expected to take
 BEGINNING = 2.0  # ... levels, that it takes to begin one
 UNUSUAL = 0.5  # of what a pass is expected to take: beyond it, something else took the processor
 OF_TEXTS = 0.2  # what a new pass counts for, of what is known of texts
-AVERAGED = 8  # passes of which the average is learnt, and...
-OF_AN_AVERAGE = 0.3  # ... what that counts for
+AVERAGED = 8  # passes from which is learnt at once, by the average of those alike, and...
+OF_AN_AVERAGE = 0.3  # ... what all of them count for
 LEARN_EVERY = 16  # drafts: what takes long changes slowly, ...
 SURPRISING = 0.15  # ... but what differs by so much from what was expected is learnt at once
 BESIDE_MOVED = 0.05  # of what rounds take beside their rows, that is worth another sum
@@ -45,7 +45,8 @@ class DraftTimes:
         return found
 
     def observe(self, requests: int, levels: float, seconds: float) -> None:
-        """As passes are learnt; but no profile has been made, so that whatever surprises counts."""
+        """What is near to what was expected is learnt but now and then. No profile was made, so
+        that whatever surprises counts."""
         self._drawn += 1
         by_requests, by_levels = self._by_requests.of(requests), self._by_levels.of(levels)
         if self._drawn > 1:
@@ -88,24 +89,26 @@ class PassTimes:
         expected is the texts' doing, with them the rows'."""
         if not self._by_rows.measured:
             self._by_rows.observe(rows, seconds)
+            self._rows = []
             return
-        alone, plain = self._by_rows.of(rows), rows == requests
+        alone, unknown = self._by_rows.of(rows), not self._a_request
         expected = alone + self.of_texts(requests)
         more = min(max(seconds - expected, -UNUSUAL * expected), UNUSUAL * expected)
-        if plain:
+        if rows == requests:
             each = OF_TEXTS * more / requests
             self._a_request = max(0.0, self._a_request + each)
-        if not plain or not self._a_request:
+        if rows != requests or unknown:
             self._observe_rows(rows, alone, alone + more)
 
     def _observe_rows(self, rows: int, expected: float, seconds: float) -> None:
-        self._recent.append((rows, expected, seconds))
+        self._recent.append((rows, expected, max(seconds, expected / OUTLIER)))
         if len(self._recent) < AVERAGED:
             return
-        sizes, expectations, took = zip(*self._recent, strict=True)
-        size = sum(sizes) / len(sizes)
-        ratio = max(sum(took) / sum(expectations), 1 / OUTLIER)
-        self._by_rows.observe(size, ratio * self._by_rows.of(size), OF_AN_AVERAGE)
+        for size in {size for size, _, _ in self._recent}:
+            like = [times for same, *times in self._recent if same == size]
+            expectations, took = map(sum, zip(*like, strict=True))
+            weight = OF_AN_AVERAGE * len(like) / AVERAGED
+            self._by_rows.observe(size, took / expectations * self._by_rows.of(size), weight)
         self._rows, self._recent = [], []
 
 

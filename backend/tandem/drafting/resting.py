@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 CLOSE = 1.3  # times the rate of plain decoding, and less
-RESTED = 2  # rounds of a rest: the first pass behind a draft finds what that has left in the caches
 FIRST_REST = 7  # rounds before the first rest: what was known before the drafts may be old
-REST_EVERY = 91  # rounds, later; no multiple of PLANNED_FOR: then all rests would precede a plan
+REST_EVERY = 92  # rounds, later; then, with its own, no rest stands at the same place of a plan
 
 
 class Rests:
     """They come where drafts promise little more than none do: soon after drafting has begun, and
-    then ever more seldom."""
+    then ever more seldom. Each has two rounds: the first pass behind a draft finds what that has
+    left in the caches."""
 
     def __init__(self) -> None:
         self._at, self._every = FIRST_REST, FIRST_REST
-        """The first round of the next rest, and how many come before the one behind it."""
+        """When the next rest may begin, and how many rounds come before the one behind it."""
+        self._rested = 0
+        """The last round of a rest."""
         self._last_planned = 0
         """The last round for which a draft was planned."""
 
@@ -26,7 +28,8 @@ class Rests:
         self._last_planned = now
         if promised >= CLOSE or now < self._at:
             return False
-        if now >= self._at + RESTED - 1:
+        if self._rested == now - 1:  # its second round
             self._every = min(2 * self._every, REST_EVERY)
             self._at = now + self._every
+        self._rested = now
         return True

@@ -21,7 +21,7 @@ OF_ONE_NOT_SEEN = 0.5  # what it counts for then
 NEAR = 0.25  # of what is learnt of a size, for half of it and twice as much
 SIZES = (*range(1, 18), *(part << up for up in range(3, 12) for part in (3, 4)))
 LEAST_NEAR = 0.01  # as NEAR, and less is left alone
-PROFILED = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+PROFILED = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 REPEATS = 3
 LONG_S = 0.5  # a pass that takes longer is not repeated
 
