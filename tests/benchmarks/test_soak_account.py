@@ -60,10 +60,10 @@ def test_memory_that_grows_is_told_from_memory_that_is_taken_once():
 @pytest.mark.parametrize(
     ("ms", "said"),
     [
-        ([1.0] * 80 + [300.0], ""),  # one may be late, ...
-        ([1.0] * 80 + [300.0] * 2, "2 times of 82"),
-        ([1.0] * 500 + [300.0] * 6, ""),  # ... and of many one of a hundred
-        ([1.0] * 500 + [300.0] * 7, "7 times of 507"),
+        ([1.0] * 80 + [300.0] * 2, ""),  # two may be late, ...
+        ([1.0] * 80 + [300.0] * 3, "3 times of 83"),
+        ([1.0] * 500 + [300.0] * 7, ""),  # ... and of many one of a hundred more
+        ([1.0] * 500 + [300.0] * 8, "8 times of 508"),
         ([], "never told"),
     ],
 )

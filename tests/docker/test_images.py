@@ -81,6 +81,11 @@ def test_compose_is_as_its_specification_says():
     assert run.returncode == 0, run.stdout + run.stderr
 
 
+def test_somebody_ends_what_a_killed_engine_leaves():
+    assert compose()["triton"]["init"]
+    assert manifests()["Deployment"]["spec"]["template"]["spec"]["shareProcessNamespace"]
+
+
 @pytest.mark.parametrize("kind", ["Deployment", "PersistentVolumeClaim", "Service"])
 def test_the_manifest_is_as_kubernetes_wants_it(kind):
     kubernetes_validate.validate(manifests()[kind], "1.34", strict=True)

@@ -241,6 +241,18 @@ def test_a_queued_request_is_aborted(shared):
     assert all(answer.wait().reason in ("abort", "length") for answer in running)
 
 
+def test_a_request_behind_a_long_prompt_is_aborted_at_once(shared):
+    """Neither is tokenized yet."""
+    long = submit(shared, "t1 " * 3_000_000)
+    behind = submit(shared, "t2", LONG)
+    shared.abort(behind.id)
+    assert behind.wait().reason == "abort"
+    assert not long.over.is_set()
+    assert len(long.wait().errors) == 1
+    assert submit(shared, "t1").wait().reason == "length"
+    assert behind.calls_after_the_end == 0
+
+
 def test_aborting_what_is_over_or_unknown_changes_nothing(shared):
     answer = submit(shared, "t1").wait()
     shared.abort(answer.id)
