@@ -13,12 +13,14 @@ from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import psutil
+
 from tandem.config import EngineConfig
 from tandem.errors import ConfigError
 from tandem.messages import Failed, Ready, Start
 
 STOP_GRACE_S = 5.0
-LOOK_S = 0.02
+LOOK_S = 0.05
 LEFT_GRACE_S = 5.0  # for what the engine's process started, behind its end
 VLLM_ENVIRONMENT = ".venv-vllm"
 VLLM_SOCKETS = "VLLM_RPC_BASE_PATH"
@@ -63,6 +65,7 @@ class EngineProcess:
             answer = Failed(f"The engine's process ended with code {code} at start{_hint(code)}.")
         if isinstance(answer, Failed):
             self.end()
+            self.tidy()
             raise ConfigError(answer.reason)
 
     def hang_up(self) -> None:
@@ -78,26 +81,36 @@ class EngineProcess:
         self._process.kill()
 
     def end(self) -> int:
-        """Closes the connection and waits for the process and all that it started, not for ever;
-        its exit code."""
+        """Closes the connection and waits for the process, not for ever; its exit code."""
         self.connection.close()
-        with self._scratch:
-            try:
-                code = self._process.wait(STOP_GRACE_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                code = self._process.wait()
-            self._end_group()
-            return code
+        try:
+            return self._process.wait(STOP_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
 
-    def _end_group(self) -> None:
-        """vLLM's processes end by themselves, and tidy up, unless they are stopped or hung."""
+    def tidy(self) -> None:
+        """Behind the process's end: waits for all that it started, not for ever. vLLM's processes
+        end by themselves, and leave nothing, unless they are stopped or hung."""
         end = time.monotonic() + LEFT_GRACE_S
-        with suppress(ProcessLookupError):  # nobody is left
-            while time.monotonic() < end:
-                os.killpg(self.pid, signal.SIGCONT)
+        with self._scratch:
+            while left := self._left():
+                signum = signal.SIGCONT if time.monotonic() < end else signal.SIGKILL
+                for process in left:
+                    with suppress(psutil.Error):
+                        process.send_signal(signum)
+                if signum == signal.SIGKILL:
+                    return
                 time.sleep(LOOK_S)
-            os.killpg(self.pid, signal.SIGKILL)
+
+    def _left(self) -> list[psutil.Process]:
+        """The processes of its group that have not ended."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, ProcessLookupError):
+                if os.getpgid(process.pid) == self.pid and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
 
 
 def _folder() -> tempfile.TemporaryDirectory[str]:

@@ -158,10 +158,12 @@ class EngineService:
             self._on_report(standing(False))
             code = self._process.end()
             if self._stopping.is_set():
+                self._process.tidy()
                 return
             reason = self._broken or f"The engine's process ended with code {code}."
             logger.error("%s It is started again.", reason)
             self._fail_all(f"{reason.rstrip('.')}: send the request again.", "engine_lost")
+            self._process.tidy()
             if not self._relaunch():
                 return
 

@@ -403,4 +403,5 @@ def test_what_vllms_processes_leave_goes_with_them(target, tmp_path):
     until(lambda: told.exists() and told.read_text().endswith("\n"))
     assert (Path(told.read_text().strip()) / "socket").exists()
     process.end()
+    process.tidy()
     assert not Path(told.read_text().strip()).exists()
