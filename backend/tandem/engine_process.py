@@ -46,7 +46,7 @@ class EngineProcess:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=environment,
-                process_group=0,
+                process_group=0,  # its own, by which `tidy` finds what it started
             )
         self.connection = Connection(ours.detach())
 

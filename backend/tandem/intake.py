@@ -31,7 +31,7 @@ class Reader(Protocol):
     limits: Limits
 
     def wake(self) -> None:
-        """Something has come for it; called from any thread."""
+        """Something has come: a `step` that only waits is to end. Called from any thread."""
         ...
 
 

@@ -20,8 +20,7 @@ from typing import Protocol
 from tandem.config import EngineConfig
 from tandem.deadlines import Deadlines
 from tandem.errors import RequestTimeoutError, TandemError
-from tandem.intake import Dropped, Inbox, Intake
-from tandem.limits import Limits
+from tandem.intake import Dropped, Inbox, Intake, Reader
 from tandem.logs import log_as
 from tandem.messages import (
     Abort,
@@ -40,7 +39,6 @@ from tandem.outbox import Outbox
 from tandem.output import Streams
 from tandem.request import Prompt, RequestOutput, SamplingParams
 from tandem.runners.rank_worker import PULSE_S, die_with_parent
-from tandem.tokenizer import Tokenizer
 from tandem.watchdog import Watchdog
 
 logger = logging.getLogger("tandem")
@@ -51,13 +49,11 @@ _NO_MEMORY = (
 )
 
 
-class ServedEngine(Protocol):
+class ServedEngine(Reader, Protocol):
     """What both engines are to this process."""
 
     shares_processor: bool
     """Whether it computes on the cores that everything else here runs on."""
-    tokenizer: Tokenizer
-    limits: Limits
     meters: Meters
     streams: Streams
     """Of the requests that are here."""
@@ -85,10 +81,6 @@ class ServedEngine(Protocol):
 
     def step(self) -> list[RequestOutput]:
         """What the next step brings."""
-        ...
-
-    def wake(self) -> None:
-        """Ends a `step` that only waits; called from any thread."""
         ...
 
     def watch(self, on_lost: Callable[[str], None]) -> None:

@@ -68,6 +68,10 @@ class Tokenizer:
                 "The prompt is not valid Unicode: it holds half a surrogate pair; send whole "
                 "characters."
             ) from None
+        except BaseException as error:  # as what the library panics with is
+            raise InvalidRequestError(
+                f"The prompt cannot be tokenized ({type(error).__name__}): send another text."
+            ) from error
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)

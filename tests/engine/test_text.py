@@ -21,6 +21,7 @@ from tandem.tokenizer import (
     Tokenizer,
     _longest_token,
 )
+from tests.engine.checkpoints import write_tokenizer
 from tests.engine.texts import byte_fallback, byte_level, chunks, eos_of
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters=REPLACEMENT), max_size=24)
@@ -187,3 +188,20 @@ def test_only_a_possible_beginning_is_held_back(text):
     assert not found
     assert "stop".startswith(held)
     assert not any("stop".startswith(text[at:]) for at in range(len(shown)))
+
+
+def test_a_prompt_that_the_library_cannot_take_is_refused_alone(tmp_path):
+    """It panics with what is no Exception: a thread would end by it."""
+
+    class Panic(BaseException):
+        pass
+
+    class Panicking:
+        def encode_batch_fast(self, texts, add_special_tokens):
+            raise Panic("index out of bounds")
+
+    write_tokenizer(tmp_path, 8)
+    tokenizer = Tokenizer(tmp_path)
+    tokenizer._tokenizer = Panicking()
+    with pytest.raises(InvalidRequestError, match=r"cannot be tokenized \(Panic\)"):
+        tokenizer.prompt("text", 100)

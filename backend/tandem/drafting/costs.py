@@ -66,8 +66,8 @@ class PassTimes:
 
     def __init__(self, known: Mapping[int, float] | None = None) -> None:
         """known: seconds of passes over so many rows of next to no text."""
-        self._by_rows = Times(known)
-        self._rows: list[float] = []
+        self._times = Times(known)
+        self._by_rows: list[float] = []
         """The same by whole rows, as far as they were asked for."""
         self._a_request = 0.0
         self._recent: list[tuple[int, float, float]] = []
@@ -76,9 +76,9 @@ class PassTimes:
 
     def by_rows(self, most: int) -> list[float]:
         """Seconds expected of 0 to at least `most` rows, without texts."""
-        if most >= len(self._rows):
-            self._rows = self._by_rows.upto(most)
-        return self._rows
+        if most >= len(self._by_rows):
+            self._by_rows = self._times.upto(most)
+        return self._by_rows
 
     def of_texts(self, requests: int) -> float:
         """Seconds expected of the texts of so many requests."""
@@ -87,11 +87,11 @@ class PassTimes:
     def observe(self, requests: int, rows: int, seconds: float) -> None:
         """A pass took so long. Without drafts, when rows are requests, what it takes more than was
         expected is the texts' doing, with them the rows'."""
-        if not self._by_rows.measured:
-            self._by_rows.observe(rows, seconds)
-            self._rows = []
+        if not self._times.measured:
+            self._times.observe(rows, seconds)
+            self._by_rows = []
             return
-        alone, unknown = self._by_rows.of(rows), not self._a_request
+        alone, unknown = self._times.of(rows), not self._a_request
         expected = alone + self.of_texts(requests)
         more = min(max(seconds - expected, -UNUSUAL * expected), UNUSUAL * expected)
         if rows == requests:
@@ -108,8 +108,8 @@ class PassTimes:
             like = [times for same, *times in self._recent if same == size]
             expectations, took = map(sum, zip(*like, strict=True))
             weight = OF_AN_AVERAGE * len(like) / AVERAGED
-            self._by_rows.observe(size, took / expectations * self._by_rows.of(size), weight)
-        self._rows, self._recent = [], []
+            self._times.observe(size, took / expectations * self._times.of(size), weight)
+        self._by_rows, self._recent = [], []
 
 
 class RoundCosts:
@@ -122,7 +122,7 @@ class RoundCosts:
         """Seconds of rounds by the rows of their passes, as far as they were asked for, ..."""
         self._by_rows: list[float] = []
         self._beside = 0.0
-        """... made of these, and of what rounds took beside them."""
+        """... the sums of these and of what rounds took beside them."""
         self._drafted: DraftTimes | None = None
         self._reading: float | None = None
         """Seconds a token that the model reads."""

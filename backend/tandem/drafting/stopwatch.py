@@ -68,7 +68,8 @@ class Stopwatch:
             if last is not None and last.begun.first == begun.first:
                 apart, by_model = begun.at - last.ended, last.begun.by_model
                 self.costs.between.observe(begun.requests, apart, by_model)
-            usual = one.alone and not (last and last.begun.by_model and not begun.by_model)
+            rests = last is not None and last.begun.by_model and not begun.by_model
+            usual = one.alone and not rests  # a draft has left other things in the caches
             self.costs.observe_pass(begun.requests, begun.rows if usual else None, one.seconds)
             self._last = one
         for drafted in self._drafts:
