@@ -13,6 +13,7 @@ from tandem.drafting import Computed, Draft, NoProposer, Verdict
 from tandem.drafting.choosing import Method
 from tandem.drafting.gains import Gains
 from tandem.drafting.held import MOST_ROWS, HeldStates
+from tandem.drafting.lengths import tokens_share
 from tandem.drafting.mixture import MixtureProposer
 from tandem.drafting.parts import Part
 from tandem.drafting.resting import FIRST_REST, REST_EVERY, Rests
@@ -238,6 +239,17 @@ def rested(world, mixture, model, rounds):
         if model.asked == asked:
             found.append(place)
     return found
+
+
+def test_a_draft_that_few_follow_far_is_timed_as_a_shorter_one():
+    world, timed = World(), []
+    mixture = of_a_model(world, Guess(world, 0.9, level_s=0.1))
+    mixture._watch.drafted = lambda requests, levels, seconds, read: timed.append(levels)
+    rooms = [4] + [1] * 7
+    draft = mixture.propose([Decode(make_request([1, 2]), room) for room in rooms])
+    lengths, share = [len(tokens) for tokens in draft.tokens], tokens_share(8)
+    assert max(lengths) > 1 == min(lengths)
+    assert timed == [pytest.approx((1 - share) * max(lengths) + share * sum(lengths) / 8)]
 
 
 def test_all_of_a_batch_bear_what_their_model_has_to_read():

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem import RequestOutput, SamplingParams, service
+from tandem import RequestOutput, SamplingParams, engine_process, service
 from tandem.engine_process import EngineProcess
 from tandem.errors import (
     ConfigError,
@@ -405,3 +405,18 @@ def test_what_vllms_processes_leave_goes_with_them(target, tmp_path):
     process.end()
     process.tidy()
     assert not Path(told.read_text().strip()).exists()
+
+
+def test_what_the_engines_process_started_ends_with_it(target, tmp_path, monkeypatch):
+    """Here each start leaves a process that is stopped, as a hung rank of vLLM's is."""
+    monkeypatch.setattr(engine_process, "LEFT_GRACE_S", 0.2)
+    monkeypatch.setattr(service, "FIRST_PAUSE_S", 0.0)
+    python, told = tmp_path / "python", tmp_path / "told"
+    leaves = f"sleep 600 & kill -STOP $!\necho $! >> {told}\n"
+    python.write_text(f'#!/bin/sh\n{leaves}exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    one = EngineService(config_of(target), python=str(python))
+    os.kill(one.pid, signal.SIGKILL)
+    until(lambda: len(told.read_text().split()) == 2 and one.alive)
+    one.stop()
+    assert all(gone(int(pid)) for pid in told.read_text().split())
