@@ -408,7 +408,7 @@ def test_what_vllms_processes_leave_goes_with_them(target, tmp_path):
 
 
 def test_what_the_engines_process_started_ends_with_it(target, tmp_path, monkeypatch):
-    """Here each start leaves a process that is stopped, as a hung rank of vLLM's is."""
+    """Here each start leaves a process that would run on, as a hung rank of vLLM's does."""
     monkeypatch.setattr(engine_process, "LEFT_GRACE_S", 0.2)
     monkeypatch.setattr(service, "FIRST_PAUSE_S", 0.0)
     python, told = tmp_path / "python", tmp_path / "told"
