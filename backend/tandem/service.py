@@ -200,6 +200,7 @@ class EngineService:
         if not connection.poll(HANG_S):
             self._broken = f"The engine has not shown a sign of life for {HANG_S:.0f} s."
             self._process.kill()
+            raise EOFError  # none would come where what it started holds the other end
         messages: list[FromEngine] = [connection.recv()]
         try:
             while connection.poll():

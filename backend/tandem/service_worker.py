@@ -100,6 +100,7 @@ def main() -> None:
     """Serves one connection until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us too; our parent decides
     die_with_parent()
+    os.set_inheritable(int(sys.argv[1]), False)  # its end is ours
     connection = Connection(int(sys.argv[1]))
     start: Start = connection.recv()
     log_as(start.config.log_level)

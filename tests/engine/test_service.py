@@ -412,7 +412,7 @@ def test_what_the_engines_process_started_ends_with_it(target, tmp_path, monkeyp
     monkeypatch.setattr(engine_process, "LEFT_GRACE_S", 0.2)
     monkeypatch.setattr(service, "FIRST_PAUSE_S", 0.0)
     python, told = tmp_path / "python", tmp_path / "told"
-    leaves = f"sleep 600 & kill -STOP $!\necho $! >> {told}\n"
+    leaves = f"sleep 600 &\necho $! >> {told}\n"
     python.write_text(f'#!/bin/sh\n{leaves}exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     one = EngineService(config_of(target), python=str(python))
