@@ -138,7 +138,7 @@ def wire(config: EngineConfig, chosen: Chosen, world: World | None, loaded: Load
         scheduler=Scheduler(config, blocks, meters),
         meters=meters,
         proposer=choose_proposer(
-            config, guesser, sampler, lambda: pass_times(config, target, num_blocks)
+            config, target, guesser, sampler, lambda: pass_times(config, target, num_blocks)
         ),
         sampler=sampler,
     )

@@ -16,9 +16,10 @@ import torch
 from tandem.assembly import build
 from tandem.batch import TargetBatch, computed_rows, target_batch
 from tandem.config import WITH_KV, EngineConfig
-from tandem.drafting import Verdict
+from tandem.drafting import Verdict, Verified
 from tandem.errors import InvalidRequestError
 from tandem.metrics import DRAFTING, KV_USAGE, RUNNING, VERIFYING, WAITING, Key, Report
+from tandem.models.decoder import Passed
 from tandem.output import OutputStream, Streams, gather_logprobs
 from tandem.request import (
     Prompt,
@@ -30,6 +31,9 @@ from tandem.request import (
 )
 from tandem.scheduler import StepPlan
 from tandem.verification.verify import verify
+
+NO_PASS = Passed(torch.empty(0), None)
+"""Nobody asks for logits where a round was one launch."""
 
 
 class EngineStats(NamedTuple):
@@ -123,19 +127,12 @@ class NativeEngine:
         """One round: every decoding request gains at least one token."""
         plan = self.scheduler.schedule()
         begun = time.perf_counter()
-        draft = self.proposer.propose(plan.decodes)
-        drafted = time.perf_counter()
+        draft = self.proposer.propose(plan.decodes, alone=not plan.prefills)
+        drafting = time.perf_counter() - begun
         batch = target_batch(plan, draft)
-        passed = self.target.forward_tapped(
-            batch.tokens, batch.queries, batch.rows, self.proposer.taps
-        )
-        verdicts = verify(passed, batch.requests, batch.draft, self.sampler, self.as_blocks)
-        if any(draft.tokens):
-            self.meters.observe(DRAFTING, drafted - begun)
-        seconds = time.perf_counter() - drafted
-        self.proposer.passed(len(batch.tokens), seconds)
-        if batch.requests:
-            self.meters.observe(VERIFYING, seconds)
+        passed, verified = self._verify(batch, drafting)
+        self._tell_times(batch, verified)
+        verdicts = verified.verdicts
         outputs = self._commit(plan, batch, passed.logits, verdicts)
         if passed.features is not None:
             self.proposer.absorb(computed_rows(plan, batch, verdicts), passed.features)
@@ -143,6 +140,24 @@ class NativeEngine:
             self._settle(request)
         self.steps += 1
         return outputs
+
+    def _verify(self, batch: TargetBatch, drafting: float) -> tuple[Passed, Verified]:
+        """By a pass of the target, where the draft is not verified already. drafting: seconds."""
+        if batch.draft.verified is not None:
+            return NO_PASS, batch.draft.verified
+        begun = time.perf_counter()
+        passed = self.target.forward_tapped(
+            batch.tokens, batch.queries, batch.rows, self.proposer.taps
+        )
+        verdicts = verify(passed, batch.requests, batch.draft, self.sampler, self.as_blocks)
+        return passed, Verified(verdicts, drafting, time.perf_counter() - begun)
+
+    def _tell_times(self, batch: TargetBatch, verified: Verified) -> None:
+        if any(batch.draft.tokens):
+            self.meters.observe(DRAFTING, verified.drafting)
+        self.proposer.passed(len(batch.tokens), verified.verifying)
+        if batch.requests:
+            self.meters.observe(VERIFYING, verified.verifying)
 
     def _commit(
         self, plan: StepPlan, batch: TargetBatch, logits: torch.Tensor, verdicts: list[Verdict]

@@ -127,6 +127,11 @@ class SamplingParams(BaseModel):
         return bool(self.penalized or self.logit_bias or self.min_tokens or self.bad_words)
 
     @cached_property
+    def truncates(self) -> bool:
+        """Some tokens are ruled out for being unlikely."""
+        return not self.greedy and (self.min_p > 0 or self.top_k > 0 or self.top_p < 1)
+
+    @cached_property
     def takes_best(self) -> bool:
         """The next token is the one of the largest logit."""
         return self.greedy and not self.edits_logits

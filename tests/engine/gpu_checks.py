@@ -6,29 +6,42 @@ Prints as JSON what failed, by check. bfloat16 is left out: the interpreter does
 import json
 import random
 import sys
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import torch
 from scipy.stats import chisquare
 
-from tandem import Engine, EngineConfig, SamplingParams
+from tandem import Engine, EngineConfig, RequestOutput, SamplingParams
 from tandem.attention.paged import PagedKVCache
 from tandem.attention.plan import Query, ancestors
 from tandem.drafting import Draft
+from tandem.drafting.chain import ChainProposer
+from tandem.drafting.draft_model import DraftModel
+from tandem.drafting.mixture import MixtureProposer
 from tandem.gpu.verification import judge
 from tandem.models.decoder import Passed
+from tandem.scheduler import Decode
+from tandem.verification.judging import Judged
 from tandem.verification.sampler import Sampler
 from tandem.verification.verify import verify
 from tests.engine.builders import make_request
+from tests.engine.checkpoints import make_checkpoint, perturb_checkpoint
+from tests.engine.policy_world import always_pays
+from tests.engine.references import chi_square_p, enumerate_sequences
 
 TREE = [-1, 0, 0, 1, 1, 2]
 RNG = random.Random(0)
 SAMPLES = 300
-GREEDY = {"temperature": 0}
-SEEDED = {"temperature": 0.9, "seed": 3}
+DRAWN = 128
+GREEDY: dict[str, object] = {"temperature": 0}
+SEEDED: dict[str, object] = {"temperature": 0.9, "seed": 3}
 
 
 def blocks(count: int) -> list[int]:
@@ -123,7 +136,7 @@ def graphed(model: str, queries: list[Query], taps: list[int] | None) -> None:
     with Engine(config) as running, torch.inference_mode():
         runner = running.target
         runner.by_kernels, runner.cache.by_triton = None, True
-        graphs = GraphedPasses(runner._by_layers, runner.cache, lambda run: run)
+        graphs = GraphedPasses(runner.by_layers, runner.cache, lambda run: run)
         tokens = [RNG.randrange(30) for _ in range(sum(query.length for query in queries))]
         found = []
         for by_graphs in (None, graphs):
@@ -161,6 +174,156 @@ def engine(model: str, sampling: dict[str, object], **parameters: object) -> Non
     assert texts[0] == texts[1], texts
 
 
+class HostClock:
+    """Of a round, without a device."""
+
+    def __init__(self) -> None:
+        self.marks = [0.0] * 3
+
+    def mark(self, place: int) -> None:
+        self.marks[place] = time.perf_counter()
+
+    def wait(self) -> tuple[float, float]:
+        return self.marks[1] - self.marks[0], self.marks[2] - self.marks[1]
+
+
+@contextmanager
+def by_rounds(
+    model: Path, draft: Path, fused: bool, **parameters: object
+) -> Iterator[tuple[Engine, list[Draft]]]:
+    """An engine on the GPU's kernels, and its rounds of one launch."""
+    from tandem.gpu.round_layout import READ
+    from tandem.gpu.rounds import GraphedRounds
+
+    config = EngineConfig(
+        model=model,
+        draft_model=draft,
+        kv_cache_memory="4MiB",
+        dtype="float32",
+        **{"adaptive_speculation": False, **parameters},
+    )
+    found: list[Draft] = []
+    with Engine(config) as running:
+        proposer = running.proposer
+        if isinstance(proposer, MixtureProposer):
+            always_pays(running)
+            assert proposer.model is not None
+            proposer = proposer.model.proposer
+        assert isinstance(proposer, ChainProposer)
+        guesser = proposer.guesser
+        assert isinstance(guesser, DraftModel)
+        runners = running.target, guesser.runner
+        for runner in runners:
+            runner.by_kernels, runner.cache.by_triton = None, True
+        running.sampler.kernel = judge
+        rounds = GraphedRounds(*runners, running.sampler, lambda run: run, clock=HostClock)
+
+        def noted(decodes: Sequence[Decode]) -> Draft | None:
+            for request in [decode.request for decode in decodes if decode.lookahead]:
+                if len(request.tokens) - request.draft_computed > READ:  # its prompt
+                    guesser._first_logits([request])
+                    request.draft_computed = len(request.tokens) - 1
+            draft = rounds(decodes)
+            if draft is not None:
+                found.append(draft)
+            return draft
+
+        proposer.rounds = noted if fused else None
+        yield running, found
+
+
+def rounds(model: str, sampling: list[dict[str, object]], **parameters: object) -> None:
+    """Rounds of one launch write what the same rounds write pass by pass."""
+    with TemporaryDirectory() as folder:
+        draft = perturb_checkpoint(Path(model), Path(folder, "draft"), noise=0.05)
+        prompts = [[5, 9, 5, 9, 5], list(range(3, 40)), [7], [2, 2, 8, 1]][: len(sampling)]
+        params = [SamplingParams(max_tokens=9, ignore_eos=True, **one) for one in sampling]
+        texts, stats = [], []
+        for fused in (False, True):
+            with by_rounds(Path(model), draft, fused, **parameters) as (running, drafts):
+                outputs = running.generate(prompts, params)
+                texts.append([output.token_ids for output in outputs])
+                stats.append([output.stats for output in outputs])
+            assert bool(drafts) == fused
+    assert texts[0] == texts[1], texts
+    assert stats[0] == stats[1] or "adaptive_speculation" in parameters, stats
+    kept = sum(one.accepted for one in stats[1])
+    assert 0 < kept < sum(one.drafted for one in stats[1])
+
+
+class Launch(NamedTuple):
+    """Of the kernel that draws and judges."""
+
+    scored: torch.Tensor
+    q: torch.Tensor | None
+    plans: torch.Tensor
+    tokens: torch.Tensor
+
+
+@contextmanager
+def told() -> Iterator[list[Launch]]:
+    """What rounds tell the kernel, and what it draws."""
+    from tandem.gpu import rounds
+
+    found: list[Launch] = []
+
+    def noted(
+        scored: torch.Tensor, q: torch.Tensor | None, plans: torch.Tensor, *more: torch.Tensor
+    ) -> Judged:
+        made = launch(scored, q, plans, *more)
+        kept_q = None if q is None else q.clone()
+        found.append(Launch(scored.clone(), kept_q, plans.clone(), made.tokens.clone()))
+        return made
+
+    launch, rounds.launch = rounds.launch, noted
+    try:
+        yield found
+    finally:
+        rounds.launch = launch
+
+
+def judged_by_its_q(launches: list[Launch], place: int) -> int:
+    """How many tokens this launch judges, each by what an earlier launch of the round drew it
+    from."""
+    _, q, plans, _ = launches[place]
+    if q is None:
+        return 0
+    levels = (
+        launches[place - 2 : place] if len(plans) == 3 * len(launches[place - 1].tokens) else []
+    )
+    levels = levels or launches[place - 1 : place]  # chains of two tokens, or of one
+    nodes = plans.view(-1, len(levels) + 1, 3)
+    judged = 0
+    for request, row in enumerate(nodes.tolist()):
+        for level, (_, token, q_row) in enumerate(row[:-1]):
+            if q_row >= 0:
+                assert token == levels[level].tokens[request]
+                torch.testing.assert_close(q[q_row], levels[level].scored[request].softmax(-1))
+                judged += 1
+        assert row[-1][2] == -1
+    return judged
+
+
+def drawn_in_rounds() -> None:
+    """Texts of rounds of one launch are distributed as the target says."""
+    prompt, batch, smallest = [1, 2, 1], 32, {"num_hidden_layers": 1, "num_attention_heads": 1}
+    shape = smallest | {"num_key_value_heads": 1, "hidden_size": 16, "vocab_size": 6}
+    params = SamplingParams(max_tokens=4, ignore_eos=True, temperature=0.9, top_k=5)
+    outputs: list[RequestOutput] = []
+    with TemporaryDirectory() as folder:
+        model = make_checkpoint(Path(folder, "target"), seed=11, scale=4.0, **shape)
+        draft = make_checkpoint(Path(folder, "draft"), seed=12, scale=4.0, **shape)
+        sizes = {"max_num_seqs": batch, "num_speculative_tokens": 2}
+        with by_rounds(model, draft, True, **sizes) as (running, drafts), told() as launches:
+            for _ in range(DRAWN // batch):
+                outputs += running.generate([prompt] * batch, params)
+        expected = enumerate_sequences(model, prompt, params, 3)
+    assert sum(len(tokens) for draft in drafts for tokens in draft.tokens) > DRAWN
+    judged = [judged_by_its_q(launches, place) for place in range(len(launches))]
+    assert sum(judged) > DRAWN
+    assert chi_square_p(outputs, expected, 3) > 1e-3
+
+
 def rejection() -> None:
     """Kept drafts and their replacements are distributed as the target says, the next token too."""
     p = torch.tensor([[0.5, 0.2, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]], dtype=torch.float64)
@@ -193,6 +356,14 @@ def checks(model: str) -> dict[str, Callable[[], None]]:
         "an engine's chains": partial(engine, model, GREEDY, **draft),
         "an engine's trees": partial(engine, model, GREEDY, **draft, speculative_tree=2),
         "an engine's seeds": partial(engine, model, SEEDED, **draft),
+        "greedy rounds": partial(rounds, model, [GREEDY] * 2, num_speculative_tokens=2),
+        "rounds of all kinds": partial(
+            rounds,
+            model,
+            [GREEDY, SEEDED, SEEDED | {"top_k": 9, "top_p": 0.9}, GREEDY | {"num_draft_tokens": 0}],
+        ),
+        "rounds that adapt": partial(rounds, model, [GREEDY, SEEDED], adaptive_speculation=True),
+        "random rounds": drawn_in_rounds,
         "rejection": rejection,
     }
 

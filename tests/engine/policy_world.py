@@ -70,7 +70,7 @@ class Guess(Proposer):
         self.level_s = level_s
         self.asked = 0
 
-    def propose(self, decodes):
+    def propose(self, decodes, alone=False):
         asked = [decode.lookahead for decode in decodes]
         self.asked += any(asked)
         self.world.now += self.level_s * max(asked)

@@ -34,7 +34,7 @@ class Watched:
         self.shares = {}
         """What tokens should have been drawn from, by request and depth."""
 
-    def proposed(self, decodes):
+    def proposed(self, decodes, alone):
         self.shares.clear()
         draft = self.propose(decodes)
         for place, decode in enumerate(decodes):

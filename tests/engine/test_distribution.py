@@ -215,7 +215,7 @@ def test_a_place_that_nothing_could_be_drawn_for_is_no_draft(rule, models):
     """Where a draft may say nothing of what it knows, its q is no distribution."""
 
     def policy(propose):
-        def without(decodes):
+        def without(decodes, alone):
             draft = propose(decodes)
             if draft.q is not None:
                 draft.q[:, 1:2] = torch.nan
@@ -232,7 +232,7 @@ def cut_where(unlikely):
     """A policy that drafts up to the first place which is found unlikely."""
 
     def policy(propose):
-        def cutting(decodes):
+        def cutting(decodes, alone):
             draft = propose(decodes)
             for tokens, q in zip(draft.tokens, [] if draft.q is None else draft.q, strict=False):
                 places = [i for i, token in enumerate(tokens) if unlikely(q[i], token)]

@@ -36,7 +36,7 @@ def test_attention(dtype, slots, target):
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: f"sm_{target.arch}")
 def test_verification(target):
     types = {"scored": "*fp32", "q": "*fp32", "plans": "*i32", "keys": "*i64"}
-    types |= {"tokens": "*i64", "kept": "*i8", "seed": "i32", "vocab": "i32"}
+    types |= {"tokens": "*i64", "kept": "*i8", "seeds": "*i32", "vocab": "i32"}
     constants = {
         "TILE": verification.TILE,
         "KEYED": verification.KEYED,

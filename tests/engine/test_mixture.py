@@ -97,7 +97,7 @@ def test_a_request_may_name_the_method_that_drafts_for_it(engine, target, drafts
     )
     mixture, used = one.proposer, set()
 
-    def watched(decodes, propose=mixture.propose):
+    def watched(decodes, alone=False, propose=mixture.propose):
         draft = propose(decodes)
         for (request, _), tokens in zip(decodes, draft.tokens, strict=True):
             if tokens:
@@ -276,7 +276,7 @@ def test_reading_a_prompt_is_not_taken_for_the_time_of_a_draft():
     model = Guess(world, 0.9, level_s=0.1)
     read = []
 
-    def propose(decodes, asked=model.propose):
+    def propose(decodes, alone=False, asked=model.propose):
         (decode,) = decodes
         if decode.lookahead and decode.request not in read:
             world.now += 20.0
@@ -483,7 +483,7 @@ class OneIsRight(NoProposer):
     def __init__(self, right):
         self.right = right
 
-    def propose(self, decodes):
+    def propose(self, decodes, alone=False):
         return Draft([[one.request is self.right] * one.lookahead for one in decodes])
 
 

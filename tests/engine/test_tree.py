@@ -24,7 +24,7 @@ class RandomTrees(Proposer):
         self.rng = random.Random(seed)
         self.jumps = 0
 
-    def propose(self, decodes):
+    def propose(self, decodes, alone=False):
         trees = [self.grow(request, lookahead) for request, lookahead in decodes]
         return Draft([tokens for tokens, _ in trees], [parents for _, parents in trees])
 

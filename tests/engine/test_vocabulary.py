@@ -83,7 +83,7 @@ def test_only_shared_tokens_are_drafted(engine, partial):
     params = SamplingParams(temperature=1.5, max_tokens=LENGTH)
     propose, seen = one.proposer.propose, set()
 
-    def spying(decodes):
+    def spying(decodes, alone):
         draft = propose(decodes)
         seen.update(token for tokens in draft.tokens for token in tokens)
         return draft

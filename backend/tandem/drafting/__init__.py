@@ -13,6 +13,25 @@ from tandem.request import Request
 from tandem.scheduler import Decode
 
 
+class Verdict(NamedTuple):
+    """What verification made of one request's draft."""
+
+    path: list[int]
+    """Accepted nodes from the root down, node 0 left out."""
+    tokens: list[int]
+    """Accepted tokens and the target's own next one: len(path) + 1."""
+
+
+class Verified(NamedTuple):
+    """What the target has made of B drafts already."""
+
+    verdicts: list[Verdict]
+    drafting: float
+    """Seconds that drafting took, and..."""
+    verifying: float
+    """... the target's pass and its judgement."""
+
+
 class Draft(NamedTuple):
     """Proposed tokens of B requests, each a chain or a tree of its own size.
 
@@ -28,15 +47,8 @@ class Draft(NamedTuple):
     rejection; None: the proposals are deterministic."""
     drawn: list[bool] | None = None
     """[B] whose tokens were drawn from q, where q is given; None: all."""
-
-
-class Verdict(NamedTuple):
-    """What verification made of one request's draft."""
-
-    path: list[int]
-    """Accepted nodes from the root down, node 0 left out."""
-    tokens: list[int]
-    """Accepted tokens and the target's own next one: len(path) + 1."""
+    verified: Verified | None = None
+    """Where one launch has drafted and verified; None: verification is yet to come."""
 
 
 class Computed(NamedTuple):
@@ -60,8 +72,9 @@ class Proposer(ABC):
     """Most tokens it can draft."""
 
     @abstractmethod
-    def propose(self, decodes: Sequence[Decode]) -> Draft:
-        """Drafts for every decode, at most `lookahead` tokens each (none is allowed)."""
+    def propose(self, decodes: Sequence[Decode], alone: bool = False) -> Draft:
+        """Drafts for every decode, at most `lookahead` tokens each (none is allowed). alone: the
+        target's pass will do nothing but verify them, so that they may be verified already."""
 
     def passed(self, rows: int, seconds: float) -> None:  # noqa: B027
         """Told after each pass and its verification: how many rows it had, those of prompts too,
@@ -78,5 +91,5 @@ class Proposer(ABC):
 class NoProposer(Proposer):
     """Plain decoding."""
 
-    def propose(self, decodes: Sequence[Decode]) -> Draft:
+    def propose(self, decodes: Sequence[Decode], alone: bool = False) -> Draft:
         return Draft([[] for _ in decodes])

@@ -10,7 +10,7 @@ import torch
 from tandem.config import HEADS, EngineConfig
 from tandem.cpu.linear import use_kernels
 from tandem.drafting import NoProposer, Proposer
-from tandem.drafting.chain import ChainProposer
+from tandem.drafting.chain import ChainProposer, Rounds
 from tandem.drafting.choosing import Method
 from tandem.drafting.costs import RoundCosts
 from tandem.drafting.draft_model import DraftModel
@@ -31,6 +31,7 @@ from tandem.drafting.tree import TreeProposer
 from tandem.drafting.vocabulary import Translation, Vocabulary, translate
 from tandem.errors import CheckpointError
 from tandem.models.config import ModelConfig
+from tandem.runners.model_runner import ModelRunner
 from tandem.runners.parallel_runner import Runner
 from tandem.tokenizer import Tokenizer
 from tandem.verification.sampler import Sampler
@@ -124,21 +125,48 @@ def _make_heads(
 
 def choose_proposer(
     config: EngineConfig,
+    target: Runner,
     guesser: Guesser | None,
     sampler: Sampler,
     pass_times: Callable[[], dict[int, float]],
 ) -> Proposer:
     """The proposer of `speculative_method`. pass_times measures the target, where that is wanted:
     seconds of a pass by its rows."""
-    made = [_make_method(config, name, guesser, sampler) for name in config.methods]
+    rounds = choose_rounds(config, target, guesser, sampler)
+    made = [_make_method(config, name, guesser, sampler, rounds) for name in config.methods]
     if config.method == "none" or not config.adaptive_speculation:
         return made[0].proposer
     costs = RoundCosts(pass_times())
     return MixtureProposer(made, config.lookahead, costs, config.enable_prefix_caching)
 
 
+def choose_rounds(
+    config: EngineConfig, target: Runner, guesser: Guesser | None, sampler: Sampler
+) -> Rounds | None:
+    """Rounds of one launch, where target and draft model run by graphs on one GPU."""
+    if not isinstance(guesser, DraftModel) or guesser.translation is not None:
+        return None
+    draft = guesser.runner
+    if not isinstance(target, ModelRunner) or not isinstance(draft, ModelRunner):
+        return None
+    if target.by_graphs is None or draft.config.vocab_size != target.config.vocab_size:
+        return None
+    # Triton comes with GPUs alone
+    from tandem.gpu.graphs import CudaGraphs
+    from tandem.gpu.rounds import GraphedRounds
+
+    as_blocks = config.acceptance_method == "block"
+    rounds = GraphedRounds(target, draft, sampler, CudaGraphs(target.device), as_blocks)
+    rounds.prepare(config.max_num_seqs, config.lookahead)
+    return rounds
+
+
 def _make_method(
-    config: EngineConfig, name: str, guesser: Guesser | None, sampler: Sampler
+    config: EngineConfig,
+    name: str,
+    guesser: Guesser | None,
+    sampler: Sampler,
+    rounds: Rounds | None,
 ) -> Method:
     if name == "ngram":
         lookup = NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
@@ -149,7 +177,7 @@ def _make_method(
         return Method(name, NoProposer(), is_lookup=True)
     tree = config.speculative_tree
     if tree is None:
-        return Method(name, ChainProposer(guesser, sampler), is_lookup=False)
+        return Method(name, ChainProposer(guesser, sampler, rounds), is_lookup=False)
     shape = tree if isinstance(tree, list) else None
     top_k = tree if isinstance(tree, int) else 1
     return Method(name, TreeProposer(guesser, sampler, top_k, shape), is_lookup=False)

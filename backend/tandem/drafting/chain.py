@@ -6,7 +6,8 @@ from q, which is handed over with the tokens for rejection sampling (Leviathan e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from tandem.request import Request
 from tandem.scheduler import Decode
 from tandem.verification.sampler import Sampler, by_rejection
 from tandem.verification.scores import Row
+
+Rounds: TypeAlias = Callable[[Sequence[Decode]], Draft | None]
+"""Drafts and verifies in one launch; None: not these."""
 
 
 class Chain:
@@ -38,17 +42,22 @@ class Chain:
 class ChainProposer(Proposer):
     """Proposes chains."""
 
-    def __init__(self, guesser: Guesser, sampler: Sampler) -> None:
+    def __init__(self, guesser: Guesser, sampler: Sampler, rounds: Rounds | None = None) -> None:
         self.guesser = guesser
         self.sampler = sampler
+        self.rounds = rounds
         self.taps = guesser.taps
         self.longest = guesser.max_depth
 
-    def propose(self, decodes: Sequence[Decode]) -> Draft:
+    def propose(self, decodes: Sequence[Decode], alone: bool = False) -> Draft:
         drafts: list[list[int]] = [[] for _ in decodes]
         asking = [place for place, decode in enumerate(decodes) if decode.lookahead]
         if not asking:
             return Draft(drafts)
+        if alone and self.rounds is not None:
+            verified = self.rounds(decodes)
+            if verified is not None:
+                return verified
         ready, logits = self.guesser.begin([decodes[place] for place in asking])
         if not ready:
             return Draft(drafts)

@@ -40,6 +40,7 @@ from tandem.drafting.stopwatch import Begun, Stopwatch
 from tandem.request import Notes, Request
 from tandem.scheduler import Decode
 
+NO_DRAFT = Draft([])
 PROBE = 2  # tokens of a draft that is not expected to pay
 
 
@@ -72,7 +73,7 @@ class MixtureProposer(Proposer):
 
     # -- drafting ------------------------------------------------------------------------------
 
-    def propose(self, decodes: Sequence[Decode]) -> Draft:
+    def propose(self, decodes: Sequence[Decode], alone: bool = False) -> Draft:
         self._round = None
         if not decodes:
             self._agenda = None  # nothing is kept of requests that have gone
@@ -82,7 +83,7 @@ class MixtureProposer(Proposer):
         begun = self._watch.clock()
         draft, by_model = agenda.idle, False
         if draft is None:
-            draft, by_model = self._carry_out(agenda)
+            draft, by_model = self._carry_out(agenda, alone and not self.lookups)
         rows = len(decodes) + sum([len(tokens) for tokens in draft.tokens])
         self._round = Begun(len(decodes), decodes[0].request.id, by_model, rows, begun)
         return draft
@@ -145,20 +146,20 @@ class MixtureProposer(Proposer):
         known = self._known(decode.request)
         return known, self._chooser.choose(decode, known, batch, self._rounds)
 
-    def _carry_out(self, agenda: Agenda) -> tuple[Draft, bool]:
-        """What is drafted, and whether the model did any of it."""
+    def _carry_out(self, agenda: Agenda, alone: bool) -> tuple[Draft, bool]:
+        """What is drafted, and whether the model did any of it. alone: as in `propose`."""
         planned = any(agenda.asked)
         resting = planned and self._rests.due(self._rounds, agenda.promised)
-        parts, q = self._found(agenda, resting), None
+        parts, guessed = self._found(agenda, resting), NO_DRAFT
         by_model = agenda.probing or (planned and not resting)
         if agenda.probing:
-            q = self._probe(agenda, parts)
+            guessed = self._probe(agenda, parts, alone)
         elif by_model:
-            q = self._draft(agenda, agenda.asked, parts)
+            guessed = self._draft(agenda, agenda.asked, parts, alone)
         drawn = None
-        if q is not None:
+        if guessed.q is not None:
             drawn = [known.taken >= len(self.lookups) for known in agenda.requests]
-        return joined(parts, q, drawn), by_model
+        return joined(parts, guessed, drawn), by_model
 
     def _known(self, request: Request) -> Known:
         known = self._requests.get(request)
@@ -187,23 +188,29 @@ class MixtureProposer(Proposer):
             )
         ]
 
-    def _draft(self, agenda: Agenda, asked: Sequence[int], parts: list[Part]) -> Tensor | None:
+    def _draft(self, agenda: Agenda, asked: Sequence[int], parts: list[Part], alone: bool) -> Draft:
         """Has the model draft so many tokens; where it does, its draft takes the part's place."""
         assert self.model is not None
         mine = [place for place, length in enumerate(asked) if length]
         began = self._watch.clock()
         read = self._catch_up([agenda.decodes[place].request for place in mine])
         found = self.model.proposer.propose(
-            [Decode(decode.request, n) for decode, n in zip(agenda.decodes, asked, strict=True)]
+            [Decode(decode.request, n) for decode, n in zip(agenda.decodes, asked, strict=True)],
+            alone,
         )
-        share, took = tokens_share(len(mine)), self._watch.clock() - began
+        share, took = tokens_share(len(mine)), self._drafting_since(began, found)
         levels = (1 - share) * max(asked) + share * sum(asked) / len(mine)
         self._watch.drafted(len(mine), levels, took, read)
         for place in mine:
             if found.tokens[place]:  # otherwise it still reads the text
                 parts[place] = part_of(found, place)
                 agenda.requests[place].taken = len(self.lookups)
-        return found.q
+        return found
+
+    def _drafting_since(self, began: float, draft: Draft) -> float:
+        """Seconds, without those of its verification."""
+        verifying = draft.verified.verifying if draft.verified else 0.0
+        return self._watch.clock() - began - verifying
 
     def _catch_up(self, requests: Sequence[Request]) -> int:
         """Has the model read what was held back of these; how many tokens it has to read."""
@@ -232,7 +239,7 @@ class MixtureProposer(Proposer):
             if decode.lookahead and known.only in (None, len(self.lookups))
         ]
 
-    def _probe(self, agenda: Agenda, parts: list[Part]) -> Tensor | None:
+    def _probe(self, agenda: Agenda, parts: list[Part], alone: bool) -> Draft:
         """Tries the model, which is not expected to pay, for the request that loses least by it."""
         self._agenda = None  # once
         able = self._able(agenda.decodes, agenda.requests)
@@ -241,9 +248,9 @@ class MixtureProposer(Proposer):
         asked = [0] * len(parts)
         asked[place] = min(PROBE, agenda.decodes[place].lookahead)
         began = self._watch.clock()
-        q = self._draft(agenda, asked, parts)
-        self._charge_probe(len(parts), self._watch.clock() - began + waived[place])
-        return q
+        draft = self._draft(agenda, asked, parts, alone)
+        self._charge_probe(len(parts), self._drafting_since(began, draft) + waived[place])
+        return draft
 
     @staticmethod
     def _waived(agenda: Agenda, place: int) -> float:

@@ -53,7 +53,7 @@ class NgramProposer(Proposer):
         self.largest = largest
         self.indexes = Notes[NgramIndex]()
 
-    def propose(self, decodes: Sequence[Decode]) -> Draft:
+    def propose(self, decodes: Sequence[Decode], alone: bool = False) -> Draft:
         return Draft([self._propose(*decode) for decode in decodes])
 
     def _propose(self, request: Request, lookahead: int) -> list[int]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from torch import Tensor
-
 from tandem.drafting import Draft, Verdict
 
 
@@ -52,11 +50,12 @@ def part_of(draft: Draft, index: int) -> Part:
     return Part(draft.tokens[index], draft.parents[index] if draft.parents else None)
 
 
-def joined(parts: Sequence[Part], q: Tensor | None, drawn: list[bool] | None) -> Draft:
+def joined(parts: Sequence[Part], guessed: Draft, drawn: list[bool] | None) -> Draft:
+    """guessed: the model's draft, which is among the parts."""
     tokens = [part.tokens for part in parts]
     if all(part.parents is None for part in parts):
-        return Draft(tokens, None, q, drawn)
+        return Draft(tokens, None, guessed.q, drawn, guessed.verified)
     parents = [
         list(range(len(part.tokens))) if part.parents is None else part.parents for part in parts
     ]
-    return Draft(tokens, parents, q, drawn)
+    return Draft(tokens, parents, guessed.q, drawn)

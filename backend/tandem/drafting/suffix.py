@@ -41,7 +41,7 @@ class SuffixProposer(Proposer):
         self._next_key = 0
         self._texts = Notes[_Text]()
 
-    def propose(self, decodes: Sequence[Decode]) -> Draft:
+    def propose(self, decodes: Sequence[Decode], alone: bool = False) -> Draft:
         tokens: list[list[int]] = []
         parents: list[list[int]] = []
         for request, lookahead in decodes:

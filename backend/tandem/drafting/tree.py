@@ -83,7 +83,7 @@ class TreeProposer(Proposer):
             self.depth = min(self.depth, max(len(path) for path in self.shape))
             self.top_k = 1 + max(rank for path in self.shape for rank in path)
 
-    def propose(self, decodes: Sequence[Decode]) -> Draft:
+    def propose(self, decodes: Sequence[Decode], alone: bool = False) -> Draft:
         empty = Draft([[] for _ in decodes], [[] for _ in decodes])
         asking = [place for place, decode in enumerate(decodes) if decode.lookahead]
         if not asking:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -45,7 +45,9 @@ EVERY_TEXT = MOST_SPLITS * FEWEST_SLOTS  # long enough for as many splits as the
 
 Pass: TypeAlias = Callable[[Tensor, PagedAttention, Sequence[int] | None], Made]
 """From tokens [T], attention and the layers to tap."""
-Replay: TypeAlias = Callable[[], Made]
+Given = TypeVar("Given")
+Capture: TypeAlias = Callable[[Callable[[], Given]], Callable[[], Given]]
+"""Makes what runs a function again, as `CudaGraphs` does."""
 
 
 class Bucket(NamedTuple):
@@ -66,7 +68,7 @@ class CudaGraphs:
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
-    def __call__(self, run: Callable[[], Made]) -> Replay:
+    def __call__(self, run: Callable[[], Given]) -> Callable[[], Given]:
         """What runs it again: the graph, or, where there is no memory for one, `run` itself."""
         now = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(now)
@@ -86,7 +88,7 @@ class CudaGraphs:
             logger.warning("There is no memory for a CUDA graph: such passes go without one.")
             return run
 
-        def replay() -> Made:
+        def replay() -> Given:
             graph.replay()
             return made
 
@@ -100,14 +102,13 @@ class GraphedPasses:
         self,
         run: Pass,
         cache: PagedKVCache,
-        capture: Callable[[Callable[[], Made]], Replay],
+        capture: Capture[Made],
     ) -> None:
-        """capture: makes what runs a function again, as `CudaGraphs` does."""
         device = cache.data.device
         self._run, self._cache, self._capture = run, cache, capture
         self._shared = cache.config.num_heads // cache.config.num_kv_heads
         self._programs = programs_of(cache.config, device)
-        self._replays: dict[Bucket, Replay] = {}
+        self._replays: dict[Bucket, Callable[[], Made]] = {}
         self._on = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
         longest = -(-cache.config.max_position // cache.block_size)
         # requests may share blocks, but seldom all of them
@@ -145,8 +146,8 @@ class GraphedPasses:
         if len(seen) > MOST_SEEN or len(blocks) > self._most_blocks:
             return None
         bucket = Bucket(
-            _padded(count, SIZES),
-            _padded(len(tiles.places), TILES),
+            padded(count, SIZES),
+            padded(len(tiles.places), TILES),
             tiles.rows,
             None if taps is None else tuple(taps),
         )
@@ -184,7 +185,7 @@ class GraphedPasses:
         return self._run(parts["tokens"][: bucket.rows], attention, bucket.taps)
 
 
-def _padded(count: int, sizes: Sequence[int]) -> int:
+def padded(count: int, sizes: Sequence[int]) -> int:
     return next(size for size in sizes if size >= count)
 
 

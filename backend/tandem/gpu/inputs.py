@@ -12,7 +12,7 @@ from torch import Tensor
 
 ALIGNED = 16  # bytes at which each part begins
 KINDS = {np.dtype(np.int64): torch.int64, np.dtype(np.int32): torch.int32}
-KINDS[np.dtype(np.int8)] = torch.int8
+KINDS |= {np.dtype(np.int8): torch.int8, np.dtype(np.float32): torch.float32}
 
 
 class Part(NamedTuple):

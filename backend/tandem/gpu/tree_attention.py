@@ -75,9 +75,14 @@ def plan(queries: Sequence[Query], heads_per_kv: int, programs: int, device: tor
 def tiles_of(queries: Sequence[Query], heads_per_kv: int) -> Tiles:
     """Tiles of one size for all queries."""
     folded = [query.length * heads_per_kv for query in queries]
-    rows = min(MOST_ROWS, max(FEWEST_ROWS, triton.next_power_of_2(max(folded))))
+    rows = tile_rows(max(folded))
     places = [(place, at) for place, n in enumerate(folded) for at in range(-(-n // rows))]
     return Tiles(places, rows)
+
+
+def tile_rows(most: int) -> int:
+    """Rows of a tile for queries of at most so many, heads that share keys counted apart."""
+    return min(MOST_ROWS, max(FEWEST_ROWS, triton.next_power_of_2(most)))
 
 
 def splits(programs: int, tiles: int, longest: int) -> int:

@@ -24,21 +24,28 @@ HALF_A_STEP = 2.0**-32
 
 def judge(scored: Tensor, q: Tensor | None, rows: Sequence[RowPlan], seed: int) -> Judged:
     """scored [R, V] float32, q [places, V]; seed: of this launch's random numbers."""
-    count, vocab = scored.shape
-    device = scored.device
-    keys = torch.tensor([signed(row.key) for row in rows]).to(device, non_blocking=True)
+    keys = torch.tensor([signed(row.key) for row in rows])
     plans = torch.tensor([(row.noise, row.token, row.q_row) for row in rows], dtype=torch.int32)
-    tokens = torch.empty(count, dtype=torch.int64, device=device)
-    kept = torch.empty(count, dtype=torch.int8, device=device)
+    seeds = torch.tensor([seed], dtype=torch.int32)
+    told = [one.to(scored.device, non_blocking=True) for one in (plans, keys, seeds)]
+    return launch(scored, q, *told)
+
+
+def launch(scored: Tensor, q: Tensor | None, plans: Tensor, keys: Tensor, seeds: Tensor) -> Judged:
+    """As `judge`, of what is on the device: plans [R, 3] int32 as `RowPlan` without keys, keys [R],
+    seeds [1] int32."""
+    count, vocab = scored.shape
+    tokens = torch.empty(count, dtype=torch.int64, device=scored.device)
+    kept = torch.empty(count, dtype=torch.int8, device=scored.device)
     with torch.cuda.device_of(scored):  # Triton launches on the current one
         _judge[(count,)](
             scored.contiguous(),
             scored if q is None else q.contiguous(),
-            plans.to(device, non_blocking=True),
-            keys,
+            plans.contiguous(),
+            keys.contiguous(),
             tokens,
             kept,
-            seed,
+            seeds,
             vocab,
             TILE=TILE,
             KEYED=KEYED,
@@ -52,7 +59,7 @@ def judge(scored: Tensor, q: Tensor | None, rows: Sequence[RowPlan], seed: int) 
     return Judged(tokens, kept)
 
 
-@triton.jit(do_not_specialize=["seed"])
+@triton.jit
 def _judge(
     scored,
     q,
@@ -60,7 +67,7 @@ def _judge(
     keys,
     tokens,
     kept,
-    seed,
+    seeds,
     vocab,
     TILE: tl.constexpr,
     KEYED: tl.constexpr,
@@ -71,6 +78,7 @@ def _judge(
     UNIT: tl.constexpr,
     HALF_A_STEP: tl.constexpr,
 ):
+    seed = tl.load(seeds)
     row = tl.program_id(0)
     kind, token = tl.load(plans + 3 * row), tl.load(plans + 3 * row + 1)
     q_row = tl.load(plans + 3 * row + 2)

@@ -56,7 +56,7 @@ class ModelRunner:
             # Triton comes with GPUs alone
             from tandem.gpu.graphs import CudaGraphs, GraphedPasses
 
-            self.by_graphs = GraphedPasses(self._by_layers, self.cache, CudaGraphs(self.device))
+            self.by_graphs = GraphedPasses(self.by_layers, self.cache, CudaGraphs(self.device))
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes of KV a block takes."""
@@ -104,9 +104,9 @@ class ModelRunner:
             if found is not None:
                 return found
         flat = torch.as_tensor(tokens, dtype=torch.int64, device=self.device)
-        return self._by_layers(flat, self.cache.plan(queries), taps)
+        return self.by_layers(flat, self.cache.plan(queries), taps)
 
-    def _by_layers(
+    def by_layers(
         self, tokens: Tensor, attention: PagedAttention, taps: Sequence[int] | None
     ) -> Made:
         """Final hidden states [T, hidden], after the last norm, and what was tapped."""

@@ -20,7 +20,7 @@ from tandem.runners.world import World
 class ParallelRunner:
     """Tells the model's ranks what to run, and runs rank 0's part where it has one."""
 
-    by_kernels = None
+    by_kernels = by_graphs = None
     """Ranks wait for each other in every layer."""
 
     def __init__(

@@ -127,13 +127,22 @@ class Sampler:
         dimension's in q [.., longest, V], which is for requests that are verified by rejection."""
         longest, chains = max(lengths), []
         for request, length, place in zip(requests, lengths, places, strict=True):
-            kind, position = noise_of(request), len(request.tokens)
-            keys = []
-            if kind == KEYED and request.seed is not None:
-                keys = [row_key(request.seed, position + i) for i in range(length)]
+            kind, keys = noise_of(request), self.keys(request, length)
             q_row = place * longest if kind == RANDOM else -1
             chains.append(ChainDraw(request.params, kind, length, keys, q_row))
         return Draws(chains, self._seeds.getrandbits(31), q)
+
+    @staticmethod
+    def keys(request: Request, count: int) -> list[int]:
+        """Of the noise of the next so many tokens; none unless it is KEYED."""
+        if noise_of(request) != KEYED or request.seed is None:
+            return []
+        position = len(request.tokens)
+        return [row_key(request.seed, position + i) for i in range(count)]
+
+    def seeds(self, count: int) -> list[int]:
+        """Of so many launches, 31 bits each."""
+        return [self._seeds.getrandbits(31) for _ in range(count)]
 
     def uniform(self, count: int) -> Tensor:
         """[count] draws from [0, 1)."""

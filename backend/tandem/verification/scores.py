@@ -43,12 +43,45 @@ def scores(logits: Tensor, rows: Sequence[Row]) -> Tensor:
         return logits
     if sampling.has_kernels(logits.device):
         return sampling.limit(logits, params)
-    temperature = _column([1.0 if p.greedy else p.temperature for p in params], logits)
-    return _truncate(logits / temperature, params)
+    limits = torch.tensor([limits_of(p) for p in params], device=logits.device)
+    return limited(logits, limits, any(p.truncates for p in params))
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:
     return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+
+
+# -- temperature and truncation ------------------------------------------------------------------
+
+
+def limits_of(params: SamplingParams) -> tuple[float, float, float, float]:
+    """Temperature, min-p, top-k (0: all) and top-p."""
+    if params.greedy:
+        return 1.0, 0.0, 0.0, 1.0
+    return params.temperature, params.min_p, max(0, params.top_k), params.top_p
+
+
+def limited(logits: Tensor, limits: Tensor, truncates: bool) -> Tensor:
+    """[R, V] by `limits_of` [R, 4]. truncates: whether any row does. Nothing is read back."""
+    temperature, min_p, top_k, top_p = limits[:, :, None].unbind(1)
+    scored = logits / temperature
+    if not truncates:
+        return scored
+    floor = scored.amax(-1, keepdim=True) + min_p.log()
+    return _truncate_sorted(scored.masked_fill(scored < floor, -torch.inf), top_k, top_p)
+
+
+def _truncate_sorted(scored: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """Keeps the k best, then of those the fewest that reach mass p (always one)."""
+    vocab = scored.shape[-1]
+    ordered, order = scored.sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(vocab, device=scored.device)
+    ordered = ordered.masked_fill((rank >= top_k) & (top_k > 0), -torch.inf)
+    before = ordered.softmax(-1).cumsum(-1).roll(1, -1)
+    before[:, 0] = 0.0
+    # p = 1 keeps everything, whatever rounding makes of the sum.
+    ordered = ordered.masked_fill((before >= top_p) & (top_p < 1), -torch.inf)
+    return torch.empty_like(scored).scatter_(-1, order, ordered)
 
 
 # -- edits by history --------------------------------------------------------------------------
@@ -92,34 +125,3 @@ def _counts(texts: Sequence[Sequence[int]], like: Tensor) -> Tensor:
     flat = [row * vocab + token for row, text in enumerate(texts) for token in text]
     places = torch.tensor(flat, dtype=torch.int64, device=like.device)
     return torch.bincount(places, minlength=len(texts) * vocab).view(len(texts), vocab)
-
-
-# -- truncation --------------------------------------------------------------------------------
-
-
-def _truncate(scored: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Rules out tokens by min-p, top-k and top-p, where a row asks for it."""
-    min_p = [0.0 if p.greedy else p.min_p for p in params]
-    top_k = [0 if p.greedy else max(0, p.top_k) for p in params]
-    top_p = [1.0 if p.greedy else p.top_p for p in params]
-    if any(min_p):
-        floor = scored.amax(-1, keepdim=True) + _column(min_p, scored).log()
-        scored = scored.masked_fill(scored < floor, -torch.inf)
-    if any(k and k < scored.shape[-1] for k in top_k) or min(top_p) < 1:
-        scored = _truncate_sorted(scored, top_k, top_p)
-    return scored
-
-
-def _truncate_sorted(scored: Tensor, top_k: Sequence[int], top_p: Sequence[float]) -> Tensor:
-    """Keeps the k best, then of those the fewest that reach mass p (always one)."""
-    vocab = scored.shape[-1]
-    ordered, order = scored.sort(dim=-1, descending=True, stable=True)
-    rank = torch.arange(vocab, device=scored.device)
-    limit = torch.tensor([min(k, vocab) or vocab for k in top_k], device=scored.device)[:, None]
-    ordered = ordered.masked_fill(rank >= limit, -torch.inf)
-    before = ordered.softmax(-1).cumsum(-1).roll(1, -1)
-    before[:, 0] = 0.0
-    mass = _column(top_p, scored)
-    # p = 1 keeps everything, whatever rounding makes of the sum.
-    ordered = ordered.masked_fill((before >= mass) & (mass < 1), -torch.inf)
-    return torch.empty_like(scored).scatter_(-1, order, ordered)

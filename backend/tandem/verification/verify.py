@@ -57,10 +57,10 @@ def verify(
     for b, (tokens, reject) in enumerate(zip(draft.tokens, rejecting, strict=True)):
         nodes = slice(first, first + len(tokens) + 1)
         if reject:
-            verdicts.append(_walk_kept(tokens, kept[nodes], drawn[nodes]))
+            verdicts.append(walk_kept(tokens, kept[nodes], drawn[nodes]))
         else:
             parents = draft.parents[b] if draft.parents else range(len(tokens))
-            verdicts.append(_walk_matching(tokens, parents, drawn[nodes]))
+            verdicts.append(walk_matching(tokens, parents, drawn[nodes]))
         first = nodes.stop
     return verdicts
 
@@ -122,7 +122,7 @@ def _judged(
     return _Drawn(tokens, [bool(one) for one in kept], rejecting)
 
 
-def _walk_matching(tokens: Sequence[int], parents: Sequence[int], drawn: list[int]) -> Verdict:
+def walk_matching(tokens: Sequence[int], parents: Sequence[int], drawn: list[int]) -> Verdict:
     """Follows the target's own draws through the tree as far as it goes."""
     path: list[int] = []
     out: list[int] = []
@@ -135,7 +135,7 @@ def _walk_matching(tokens: Sequence[int], parents: Sequence[int], drawn: list[in
     return Verdict(path, [*out, drawn[node]])
 
 
-def _walk_kept(tokens: Sequence[int], kept: list[bool], drawn: list[int]) -> Verdict:
+def walk_kept(tokens: Sequence[int], kept: list[bool], drawn: list[int]) -> Verdict:
     """Takes a chain up to its first rejected token and puts the redrawn one in its place."""
     count = next((i for i in range(len(tokens)) if not kept[i]), len(tokens))
     return Verdict(list(range(1, count + 1)), [*tokens[:count], drawn[count]])
