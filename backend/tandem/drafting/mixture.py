@@ -97,7 +97,7 @@ class MixtureProposer(Proposer):
         if agenda is None or self.lookups:
             return self._make_agenda(decodes, PLANNED_FOR)
         if self._rounds < agenda.until:
-            if agenda.decodes == decodes:
+            if agenda.holds_for(decodes):
                 return agenda
             same = agenda.carried_on(
                 decodes, self._rounds, lambda one: self._joined(one, len(decodes))

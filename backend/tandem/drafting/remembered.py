@@ -111,6 +111,20 @@ class Agenda(NamedTuple):
     until: int
     """... until this one."""
 
+    def holds_for(self, decodes: Sequence[Decode]) -> bool:
+        """Whether it is just what these need: the same requests, none with more room, and each
+        asked for what is planned, or for as much as there is room for."""
+        return len(decodes) == len(self.decodes) and all(
+            [
+                one.request is known.request
+                and asked == min(length, one.lookahead)
+                and one.lookahead <= room
+                for one, known, asked, length, room in zip(
+                    decodes, self.decodes, self.asked, self.plan.lengths, self.room, strict=True
+                )
+            ]
+        )
+
     def is_for(self, decodes: Sequence[Decode]) -> bool:
         """Whether these are the same requests."""
         return [one.request for one in self.decodes] == [one.request for one in decodes]
