@@ -183,8 +183,8 @@ class HostClock:
     def mark(self, place: int) -> None:
         self.marks[place] = time.perf_counter()
 
-    def wait(self) -> tuple[float, float]:
-        return self.marks[1] - self.marks[0], self.marks[2] - self.marks[1]
+    def wait(self) -> float:
+        return self.marks[1] - self.marks[0]
 
 
 @contextmanager
@@ -200,6 +200,7 @@ def by_rounds(
         draft_model=draft,
         kv_cache_memory="4MiB",
         dtype="float32",
+        devices="cpu",
         **{"adaptive_speculation": False, **parameters},
     )
     found: list[Draft] = []
@@ -263,7 +264,7 @@ class Launch(NamedTuple):
 @contextmanager
 def told() -> Iterator[list[Launch]]:
     """What rounds tell the kernel, and what it draws."""
-    from tandem.gpu import rounds
+    from tandem.gpu import round as one_round
 
     found: list[Launch] = []
 
@@ -275,11 +276,11 @@ def told() -> Iterator[list[Launch]]:
         found.append(Launch(scored.clone(), kept_q, plans.clone(), made.tokens.clone()))
         return made
 
-    launch, rounds.launch = rounds.launch, noted
+    launch, one_round.launch = one_round.launch, noted
     try:
         yield found
     finally:
-        rounds.launch = launch
+        one_round.launch = launch
 
 
 def judged_by_its_q(launches: list[Launch], place: int) -> int:
@@ -306,7 +307,7 @@ def judged_by_its_q(launches: list[Launch], place: int) -> int:
 
 def drawn_in_rounds() -> None:
     """Texts of rounds of one launch are distributed as the target says."""
-    prompt, batch, smallest = [1, 2, 1], 32, {"num_hidden_layers": 1, "num_attention_heads": 1}
+    prompt, batch, smallest = [1, 2, 1], 16, {"num_hidden_layers": 1, "num_attention_heads": 1}
     shape = smallest | {"num_key_value_heads": 1, "hidden_size": 16, "vocab_size": 6}
     params = SamplingParams(max_tokens=4, ignore_eos=True, temperature=0.9, top_k=5)
     outputs: list[RequestOutput] = []

@@ -35,6 +35,12 @@ def distribution(logits: Sequence[float], request: Request, prefix: Sequence[int
     return scores(torch.tensor([logits]), [Row(request, tuple(prefix))]).softmax(-1)[0].tolist()
 
 
+@pytest.mark.parametrize("top_k", [VOCAB, 1 << 40, 10**400])
+def test_more_than_all_tokens_are_all(top_k):
+    request = make_request([0], top_k=top_k)
+    assert allowed([0.0, 1.0, 2.0, 3.0, 4.0, 5.0], request) == set(range(VOCAB))
+
+
 def allowed(logits: Sequence[float], request: Request, prefix: Sequence[int] = ()) -> set[int]:
     return {t for t, p in enumerate(distribution(logits, request, prefix)) if p > 0}
 

@@ -143,8 +143,11 @@ def choose_proposer(
 def choose_rounds(
     config: EngineConfig, target: Runner, guesser: Guesser | None, sampler: Sampler
 ) -> Rounds | None:
-    """Rounds of one launch, where target and draft model run by graphs on one GPU."""
+    """Rounds of one launch, where target and draft model run by graphs on one GPU, and nothing but
+    the draft's chains is to be verified."""
     if not isinstance(guesser, DraftModel) or guesser.translation is not None:
+        return None
+    if config.speculative_tree is not None or len(config.methods) > 1:
         return None
     draft = guesser.runner
     if not isinstance(target, ModelRunner) or not isinstance(draft, ModelRunner):
@@ -155,9 +158,9 @@ def choose_rounds(
     from tandem.gpu.graphs import CudaGraphs
     from tandem.gpu.rounds import GraphedRounds
 
-    as_blocks = config.acceptance_method == "block"
-    rounds = GraphedRounds(target, draft, sampler, CudaGraphs(target.device), as_blocks)
-    rounds.prepare(config.max_num_seqs, config.lookahead)
+    rule = config.acceptance_method
+    rounds = GraphedRounds(target, draft, sampler, CudaGraphs(target.device), rule == "block")
+    rounds.prepare(config.max_num_seqs, config.lookahead, judged=rule == "rejection")
     return rounds
 
 

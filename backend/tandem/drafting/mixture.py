@@ -83,6 +83,7 @@ class MixtureProposer(Proposer):
         begun = self._watch.clock()
         draft, by_model = agenda.idle, False
         if draft is None:
+            # what lookups draft for others would have to be verified in the same launch
             draft, by_model = self._carry_out(agenda, alone and not self.lookups)
         rows = len(decodes) + sum([len(tokens) for tokens in draft.tokens])
         self._round = Begun(len(decodes), decodes[0].request.id, by_model, rows, begun)
@@ -208,9 +209,8 @@ class MixtureProposer(Proposer):
         return found
 
     def _drafting_since(self, began: float, draft: Draft) -> float:
-        """Seconds, without those of its verification."""
-        verifying = draft.verified.verifying if draft.verified else 0.0
-        return self._watch.clock() - began - verifying
+        """Seconds."""
+        return draft.verified.drafting if draft.verified else self._watch.clock() - began
 
     def _catch_up(self, requests: Sequence[Request]) -> int:
         """Has the model read what was held back of these; how many tokens it has to read."""

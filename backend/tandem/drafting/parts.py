@@ -55,6 +55,7 @@ def joined(parts: Sequence[Part], guessed: Draft, drawn: list[bool] | None) -> D
     tokens = [part.tokens for part in parts]
     if all(part.parents is None for part in parts):
         return Draft(tokens, None, guessed.q, drawn, guessed.verified)
+    assert guessed.verified is None  # chains alone are
     parents = [
         list(range(len(part.tokens))) if part.parents is None else part.parents for part in parts
     ]

@@ -115,14 +115,12 @@ class Agenda(NamedTuple):
         """Whether it is just what these need: the same requests, none with more room, and each
         asked for what is planned, or for as much as there is room for."""
         return len(decodes) == len(self.decodes) and all(
-            [
-                one.request is known.request
-                and asked == min(length, one.lookahead)
-                and one.lookahead <= room
-                for one, known, asked, length, room in zip(
-                    decodes, self.decodes, self.asked, self.plan.lengths, self.room, strict=True
-                )
-            ]
+            one.request is known.request
+            and asked == min(length, one.lookahead)
+            and one.lookahead <= room
+            for one, known, asked, length, room in zip(
+                decodes, self.decodes, self.asked, self.plan.lengths, self.room, strict=True
+            )
         )
 
     def is_for(self, decodes: Sequence[Decode]) -> bool:

@@ -46,7 +46,7 @@ EVERY_TEXT = MOST_SPLITS * FEWEST_SLOTS  # long enough for as many splits as the
 Pass: TypeAlias = Callable[[Tensor, PagedAttention, Sequence[int] | None], Made]
 """From tokens [T], attention and the layers to tap."""
 Given = TypeVar("Given")
-Capture: TypeAlias = Callable[[Callable[[], Given]], Callable[[], Given]]
+Capture: TypeAlias = Callable[[Callable[[], Given]], Callable[[], Given] | None]
 """Makes what runs a function again, as `CudaGraphs` does."""
 
 
@@ -68,25 +68,28 @@ class CudaGraphs:
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
-    def __call__(self, run: Callable[[], Given]) -> Callable[[], Given]:
-        """What runs it again: the graph, or, where there is no memory for one, `run` itself."""
+    def __call__(self, run: Callable[[], Given]) -> Callable[[], Given] | None:
+        """What runs it again; None where there is no memory for a graph."""
+        try:
+            return self._captured(run)
+        except torch.cuda.OutOfMemoryError:
+            logger.warning("There is no memory for a CUDA graph: such steps go without one.")
+            return None
+
+    def _captured(self, run: Callable[[], Given]) -> Callable[[], Given]:
         now = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(now)
         with torch.cuda.stream(self._stream):
             run()  # kernels are compiled and libraries set up outside the graph
         now.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(
-                graph,
-                pool=self._pool,
-                stream=self._stream,
-                capture_error_mode="thread_local",  # others may use their devices meanwhile
-            ):
-                made = run()
-        except torch.cuda.OutOfMemoryError:
-            logger.warning("There is no memory for a CUDA graph: such passes go without one.")
-            return run
+        with torch.cuda.graph(
+            graph,
+            pool=self._pool,
+            stream=self._stream,
+            capture_error_mode="thread_local",  # others may use their devices meanwhile
+        ):
+            made = run()
 
         def replay() -> Given:
             graph.replay()
@@ -108,7 +111,8 @@ class GraphedPasses:
         self._run, self._cache, self._capture = run, cache, capture
         self._shared = cache.config.num_heads // cache.config.num_kv_heads
         self._programs = programs_of(cache.config, device)
-        self._replays: dict[Bucket, Callable[[], Made]] = {}
+        self._replays: dict[Bucket, Callable[[], Made] | None] = {}
+        """None: there was no memory for one."""
         self._on = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
         longest = -(-cache.config.max_position // cache.block_size)
         # requests may share blocks, but seldom all of them
@@ -130,8 +134,8 @@ class GraphedPasses:
     def forward(
         self, tokens: Sequence[int], queries: Sequence[Query], taps: Sequence[int] | None
     ) -> Made | None:
-        """A pass over T tokens; None where there are too many. What it gives is written over by
-        the next pass, but for what was tapped."""
+        """A pass over T tokens; None where there are too many, or there is no memory for a graph.
+        What it gives is written over by the next pass, but for what was tapped."""
         with self._on:
             return self._forward(tokens, queries, taps)
 
@@ -166,7 +170,10 @@ class GraphedPasses:
         )
         if bucket not in self._replays:
             self._replays[bucket] = self._capture(lambda: self._pass(bucket))
-        hidden, tapped = self._replays[bucket]()
+        replay = self._replays[bucket]
+        if replay is None:
+            return None
+        hidden, tapped = replay()
         return hidden[:count], None if tapped is None else tapped[:count].clone()
 
     def _pass(self, bucket: Bucket) -> Made:

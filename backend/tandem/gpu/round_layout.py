@@ -1,9 +1,9 @@
 """Where the passes of a round read and write, worked out for all its requests at once.
 
 A round of B chains of k tokens has k + 1 passes: the draft's over each text's last two tokens, its
-k - 1 passes over one drafted token each, and the target's over k + 1 rows each. All of them are
-within k + 2 places behind one another. Rows that a request does not need go to the spare slot, and
-belong to nobody's query.
+k - 1 passes over one drafted token each, and the target's over k + 1 rows each. All of these rows
+stand in the k + 2 places from each text's last but one. Rows that a request does not need go to the
+spare slot, and belong to nobody's query.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Layout(NamedTuple):
     """Of all passes, one behind the other."""
 
     positions: Ints
-    """[rows]"""
+    """[rows] in their texts."""
     slots: Ints
-    """[rows]"""
+    """[rows] in the cache."""
     records: Ints
-    """[passes, B, FIELDS]"""
+    """[passes, B, FIELDS] as `tree_attention.records`."""
 
 
 def widths(length: int) -> list[int]:
@@ -43,31 +43,40 @@ def tables_of(decodes: Sequence[Decode]) -> Ints:
     return np.fromiter(blocks, np.int64)
 
 
+class _Pass(NamedTuple):
+    """Rows of one pass; of each request, they stand behind one another."""
+
+    width: int
+    """For each request, used or not."""
+    column: int
+    """Of the first one's place among a request's places."""
+    skipped: Ints
+    """[B] unused rows before the used ones, and..."""
+    used: Ints
+    """... [B] those."""
+
+
 def layout(
-    decodes: Sequence[Decode], requests: int, length: int, block_size: int, spare: int
+    decodes: Sequence[Decode],
+    tables: Ints,
+    requests: int,
+    length: int,
+    block_size: int,
+    spare: int,
 ) -> Layout:
-    """For so many requests, those behind the decodes being nobody's, and chains of `length`."""
+    """For so many requests, those behind the decodes being nobody's, and chains of `length`.
+    tables: of the decodes."""
     ends, missing, drafted, firsts = _numbers(decodes, requests)
-    real = ends > 0
     places = ends[:, None] - READ + np.arange(length + READ)
-    slots = _slots(places, firsts, tables_of(decodes), block_size)
-    used, records, columns = [], [], []
-    for index, width in enumerate(widths(length)):
-        first = 1 if index == length else 0 if index == 0 else index + 1
-        column = np.arange(first, first + width)
-        if index == 0:
-            begin, count = ends - missing, missing
-        elif index < length:
-            begin, count = ends + index - 1, np.where(drafted > index, 1, 0)
-        else:
-            begin, count = ends - 1, np.where(real, drafted + 1, 0)
-        offset = begin - places[:, first]  # of its rows among the pass's; the first pass's alone
-        records.append(_records(width, offset, count, begin, firsts))
-        within = np.arange(width) - offset[:, None]
-        used.append((within >= 0) & (within < count[:, None]))
-        columns.append(column)
+    slots = _slots(places, firsts, tables, block_size)
+    none = np.zeros_like(ends)
+    passes = [_Pass(READ, 0, READ - missing, missing)]
+    passes += [_Pass(1, level + 1, none, (drafted > level) * 1) for level in range(1, length)]
+    passes.append(_Pass(length + 1, 1, none, (drafted + 1) * (ends > 0)))
     return Layout(
-        _rows(places, columns, used, 0), _rows(slots, columns, used, spare), np.stack(records)
+        np.concatenate([_rows(one, places, 0) for one in passes]),
+        np.concatenate([_rows(one, slots, spare) for one in passes]),
+        np.stack([_records(one, places, firsts) for one in passes]),
     )
 
 
@@ -91,18 +100,17 @@ def _slots(places: Ints, firsts: Ints, tables: Ints, block_size: int) -> Ints:
     return tables[at.clip(max=len(tables) - 1)] * block_size + places % block_size
 
 
-def _records(width: int, offset: Ints, count: Ints, begin: Ints, firsts: Ints) -> Ints:
+def _records(one: _Pass, places: Ints, firsts: Ints) -> Ints:
     """[B, FIELDS] as `tree_attention.records`."""
-    found = np.zeros((len(count), FIELDS), np.int64)
-    rows = np.arange(len(count)) * width + offset
-    found[:, :5] = np.stack([rows, count, begin, begin + count, firsts], 1)
-    return np.where(count[:, None] > 0, found, 0)
+    found = np.zeros((len(places), FIELDS), np.int64)
+    rows = np.arange(len(places)) * one.width + one.skipped
+    begin = places[:, one.column] + one.skipped
+    found[:, :5] = np.stack([rows, one.used, begin, begin + one.used, firsts], 1)
+    return np.where(one.used[:, None] > 0, found, 0)
 
 
-def _rows(values: Ints, columns: Sequence[Ints], used: Sequence[Ints], instead: int) -> Ints:
-    """Of all passes, in order."""
-    parts = [
-        np.where(one, values[:, column], instead).reshape(-1)
-        for column, one in zip(columns, used, strict=True)
-    ]
-    return np.concatenate(parts)
+def _rows(one: _Pass, values: Ints, instead: int) -> Ints:
+    """[B * width] of the pass, from those of all places [B, places]."""
+    at = np.arange(one.width) - one.skipped[:, None]
+    used = (at >= 0) & (at < one.used[:, None])
+    return np.where(used, values[:, one.column : one.column + one.width], instead).reshape(-1)

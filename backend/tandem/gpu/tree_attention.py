@@ -194,7 +194,10 @@ def attend(query: Tensor, cache: Tensor, batch: Batch, block_size: int) -> Tenso
     return out.view(count, heads * dim)
 
 
-@triton.jit(do_not_specialize=["count", "stride"])
+@triton.jit(
+    do_not_specialize=["count", "stride"],
+    do_not_specialize_on_alignment=["records"],  # of a round's passes one lies behind the other
+)
 def _attend(
     query,
     cache,

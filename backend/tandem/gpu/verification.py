@@ -33,7 +33,7 @@ def judge(scored: Tensor, q: Tensor | None, rows: Sequence[RowPlan], seed: int) 
 
 def launch(scored: Tensor, q: Tensor | None, plans: Tensor, keys: Tensor, seeds: Tensor) -> Judged:
     """As `judge`, of what is on the device: plans [R, 3] int32 as `RowPlan` without keys, keys [R],
-    seeds [1] int32."""
+    seeds int32, of which the first counts."""
     count, vocab = scored.shape
     tokens = torch.empty(count, dtype=torch.int64, device=scored.device)
     kept = torch.empty(count, dtype=torch.int8, device=scored.device)
@@ -59,7 +59,7 @@ def launch(scored: Tensor, q: Tensor | None, plans: Tensor, keys: Tensor, seeds:
     return Judged(tokens, kept)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["seeds"])
 def _judge(
     scored,
     q,

@@ -14,6 +14,8 @@ from torch import Tensor
 from tandem.cpu import sampling
 from tandem.request import Request, SamplingParams
 
+MOST_TOP_K = 1 << 24  # beyond any vocabulary, and all integers up to it are floats
+
 
 class Row(NamedTuple):
     """One place whose next token is predicted."""
@@ -58,7 +60,8 @@ def limits_of(params: SamplingParams) -> tuple[float, float, float, float]:
     """Temperature, min-p, top-k (0: all) and top-p."""
     if params.greedy:
         return 1.0, 0.0, 0.0, 1.0
-    return params.temperature, params.min_p, max(0, params.top_k), params.top_p
+    top_k = min(max(0, params.top_k), MOST_TOP_K)
+    return params.temperature, params.min_p, top_k, params.top_p
 
 
 def limited(logits: Tensor, limits: Tensor, truncates: bool) -> Tensor:
