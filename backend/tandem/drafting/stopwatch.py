@@ -61,6 +61,11 @@ class Stopwatch:
         """A round has ended, whose pass over so many rows took so long."""
         self._rounds.append(_Round(begun, begun.rows == rows, seconds, self.clock()))
 
+    @staticmethod
+    def _carried_on(last: _Round, begun: Begun) -> bool:
+        """Whether nobody has come or gone since the last round began."""
+        return last.alone and last.begun.requests == begun.requests
+
     def learn(self) -> None:
         """From what was timed since the last call."""
         for one in self._rounds:
@@ -69,7 +74,9 @@ class Stopwatch:
                 apart, by_model = begun.at - last.ended, last.begun.by_model
                 self.costs.between.observe(begun.requests, apart, by_model)
             rests = last is not None and last.begun.by_model and not begun.by_model
-            usual = one.alone and not rests  # a draft has left other things in the caches
+            # a draft has left other things in the caches, and behind a request that has come or
+            # gone the processor is at work for it too, which it would be with any other draft
+            usual = one.alone and not rests and (last is None or self._carried_on(last, begun))
             self.costs.observe_pass(begun.requests, begun.rows if usual else None, one.seconds)
             self._last = one
         for drafted in self._drafts:
