@@ -506,6 +506,19 @@ def test_the_first_pass_behind_a_draft_is_learnt_of_drafting_rounds_alone(by_mod
     assert len([rows for rows in seen if rows]) == learnt
 
 
+def test_what_requests_that_come_and_go_take_is_no_rounds_cost():
+    """A pass in which another process is busy with a request's end, and one that reads a prompt."""
+    costs = RoundCosts({8: 4.0, 16: 8.0, 64: 32.0})
+    watch = Stopwatch(costs, lambda: 0.0)
+    for _ in range(100):
+        for requests, rows, seconds in ((16, 16, 8.0), (15, 15, 16.0), (15, 143, 60.0)):
+            watch.ended(Begun(requests, "first", False, requests, 0.0), rows, seconds)
+        watch.ended(Begun(16, "first", False, 16, 0.0), 16, 15.0)
+        watch.ended(Begun(16, "first", False, 16, 0.0), 16, 8.0)
+    watch.learn()
+    assert costs.rounds(16, 16)[16] == pytest.approx(8.0, rel=0.05)
+
+
 def test_behind_any_number_of_rounds_a_request_is_only_forgotten():
     """It may have waited for long, preempted."""
     known, gains = Known([{}]), Gains(COUNT)
