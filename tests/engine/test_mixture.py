@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tandem import SamplingParams
-from tandem.drafting import Computed, Draft, NoProposer, Verdict
+from tandem.drafting import Computed, Draft, NoProposer, Verdict, Verified
 from tandem.drafting.choosing import Method
 from tandem.drafting.gains import Gains
 from tandem.drafting.held import MOST_ROWS, HeldStates
@@ -495,6 +495,30 @@ def test_a_request_that_is_known_has_an_outlook_of_its_own():
     world.run(mixture, 2, LONGEST, 200, [good, bad])
     draft = mixture.propose([Decode(good, LONGEST), Decode(bad, LONGEST)])
     assert len(draft.tokens[0]) >= 6 > 3 > len(draft.tokens[1])
+
+
+class InOneLaunch(Guess):
+    """A model whose drafts are verified where they are made, where nothing else is to be done."""
+
+    def propose(self, decodes, alone=False):
+        draft, begun = super().propose(decodes, alone), self.world.now
+        if not alone:
+            return draft
+        drafting = self.level_s * max(decode.lookahead for decode in decodes)
+        self.world.now = begun + 5.0  # the target's pass
+        return draft._replace(verified=Verified([], drafting, 5.0))
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_what_verified_drafts_took_to_be_verified_is_no_drafting(alone):
+    world = World()
+    mixture = of_a_model(world, InOneLaunch(world, 0.9, level_s=0.1))
+    request = make_request([1, 2])
+    for _ in range(60):
+        draft = mixture.propose([Decode(request, LONGEST)], alone)
+        assert (draft.verified is not None) == (alone and any(draft.tokens))
+        mixture.passed(1 + len(draft.tokens[0]), 1.0)
+    assert mixture.costs.drafts(1, 4)[4] == pytest.approx(0.4, rel=0.1)
 
 
 @pytest.mark.parametrize("by_model", [False, True])
