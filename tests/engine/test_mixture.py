@@ -1,7 +1,6 @@
 """Several methods side by side: lossless, and each used where it gains most."""
 
 import gc
-import itertools
 import random
 import weakref
 
@@ -16,7 +15,7 @@ from tandem.drafting.held import MOST_ROWS, HeldStates
 from tandem.drafting.lengths import tokens_share
 from tandem.drafting.mixture import MixtureProposer
 from tandem.drafting.parts import Part
-from tandem.drafting.resting import FIRST_REST, REST_EVERY, Rests
+from tandem.drafting.resting import FIRST_REST, LONGEST_REST, REST_EVERY, Rests
 from tandem.drafting.tree import Node, TreeProposer, _Tree
 from tandem.scheduler import Decode
 from tests.engine.builders import make_request
@@ -218,15 +217,39 @@ def test_the_first_rests_behind_a_pause_come_soon():
     assert later == [third, third + 1, third + 1 + 4 * FIRST_REST, third + 2 + 4 * FIRST_REST]
 
 
-def test_a_rest_has_two_rounds_whatever_is_promised_meanwhile():
+@pytest.mark.parametrize("shows", [1, 2, 5, None])
+def test_a_rest_goes_on_until_it_has_shown_something_whatever_is_promised_meanwhile(shows):
+    """shows: which of its rounds; None: none does."""
     rests, rested = Rests(), []
     for now in range(1, 2000):
         if rests.due(now, 2.0 if now < 300 or now % 5 == 0 else 1.2):
             rested.append(now)
-    apart = [other - one for one, other in itertools.pairwise(rested)]
+            if shows and len(rested) % shows == 0:
+                rests.shown(now)
+    last = shows or LONGEST_REST
+    begins, ends = rested[::last], rested[last - 1 :: last]
     assert rested[0] == 301
-    assert 15 <= apart.count(1) <= 25
-    assert max(apart) <= REST_EVERY + 5
+    assert all(end - begin == last - 1 for begin, end in zip(begins, ends, strict=False))
+    apart = [begin - end for begin, end in zip(begins[1:], ends, strict=False)]
+    assert apart[:2] == [pytest.approx(2 * FIRST_REST, abs=1), pytest.approx(4 * FIRST_REST, abs=1)]
+    assert max(apart) in range(REST_EVERY, REST_EVERY + 2)
+
+
+def test_a_round_in_which_requests_come_prolongs_a_rest():
+    world = World()
+    model = Guess(world, 0.35, level_s=0.1)
+    mixture = of_a_model(world, model)
+    requests = [make_request([1, 2]) for _ in range(3)]
+    world.run(mixture, 2, LONGEST, 500, requests[:2])
+    world.run(mixture, 2, 0, 20, requests[:2])  # drafting begins anew
+    found = []
+    for place in range(FIRST_REST + 8):
+        asked, batch = model.asked, 2 + (place % 2 if place < FIRST_REST + 5 else 0)
+        world.run(mixture, batch, LONGEST, 1, requests[:batch])
+        if model.asked == asked:
+            found.append(place)
+    assert found[-1] - found[0] == len(found) - 1
+    assert FIRST_REST + 5 <= found[-1] <= FIRST_REST + 6
 
 
 def rested(world, mixture, model, rounds):

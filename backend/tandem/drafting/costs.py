@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tandem.drafting.between import OUTLIER, BetweenPasses, averaged
+from tandem.drafting.between import NOBODY, OUTLIER, BetweenPasses, averaged
 from tandem.drafting.times import Times
 
 A_LEVEL = 0.05  # of a pass, that a level of a model's draft is expected to take, and...
@@ -62,7 +62,9 @@ class DraftTimes:
 
 class PassTimes:
     """Seconds of the target's passes: by their rows, which a profile measures, and by requests,
-    whose texts a pass reads however many rows each of them has."""
+    whose texts a pass reads however many rows each of them has. One request's pass takes longer
+    than its text and the profile say: what is done between passes drives others' memory from the
+    caches."""
 
     def __init__(self, known: Mapping[int, float] | None = None) -> None:
         """known: seconds of passes over so many rows of next to no text."""
@@ -82,7 +84,7 @@ class PassTimes:
 
     def of_texts(self, requests: int) -> float:
         """Seconds expected of the texts of so many requests."""
-        return requests * self._a_request
+        return (NOBODY + requests) * self._a_request
 
     def observe(self, requests: int, rows: int, seconds: float) -> None:
         """A pass took so long. Without drafts, when rows are requests, what it takes more than was
@@ -95,7 +97,7 @@ class PassTimes:
         expected = alone + self.of_texts(requests)
         more = min(max(seconds - expected, -UNUSUAL * expected), UNUSUAL * expected)
         if rows == requests:
-            each = OF_TEXTS * more / requests
+            each = OF_TEXTS * more / (NOBODY + requests)
             self._a_request = max(0.0, self._a_request + each)
         if rows != requests or unknown:
             self._observe_rows(rows, alone, alone + more)
@@ -138,13 +140,16 @@ class RoundCosts:
         if rows is not None and seconds > 0:
             self._passes.observe(requests, rows, seconds)
 
-    def observe_draft(self, requests: int, levels: float, seconds: float, read: int) -> None:
+    def observe_draft(
+        self, requests: int, levels: float, seconds: float, read: int, usual: bool = True
+    ) -> None:
         """A model's draft of so many levels for so many requests took so long, or of more for some
-        and fewer for others; it has read so many tokens for them before."""
+        and fewer for others; it has read so many tokens for them before. usual: whether nothing
+        else took the processor, as far as is known."""
         if read > READ_ALONG * requests:
             reading = max(0.0, seconds - self.drafts(requests, round(levels))[round(levels)])
             self._reading = averaged(self._reading, reading / read)
-        elif seconds > 0:
+        elif seconds > 0 and usual:
             self._drafted = self._drafted or DraftTimes()
             self._drafted.observe(requests, levels, seconds)
 

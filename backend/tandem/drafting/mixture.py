@@ -90,8 +90,9 @@ class MixtureProposer(Proposer):
         return draft
 
     def passed(self, rows: int, seconds: float) -> None:
-        if self._round is not None:
-            self._watch.ended(self._round, rows, seconds)
+        begun = self._round
+        if begun is not None and self._watch.ended(begun, rows, seconds) and not begun.by_model:
+            self._rests.shown(self._rounds)
 
     def _agenda_of(self, decodes: Sequence[Decode]) -> Agenda:
         agenda = self._agenda

@@ -22,17 +22,6 @@ class Begun(NamedTuple):
     at: float
 
 
-class _Round(NamedTuple):
-    """One that has ended."""
-
-    begun: Begun
-    alone: bool
-    """Whether its pass did nothing but verify: one that read prompts says nothing of others."""
-    seconds: float
-    """Of its pass."""
-    ended: float
-
-
 class _Drafted(NamedTuple):
     """As `RoundCosts.observe_draft` takes it."""
 
@@ -42,6 +31,24 @@ class _Drafted(NamedTuple):
     read: int
 
 
+class _Round(NamedTuple):
+    """One that has ended."""
+
+    begun: Begun
+    drafted: _Drafted | None
+    """By the model."""
+    alone: bool
+    """Whether its pass did nothing but verify: one that read prompts says nothing of others."""
+    usual: bool
+    """Whether what it took is what such rounds take: behind a request that has come or gone the
+    processor is at work for it too, whatever is drafted."""
+    shows: bool
+    """Whether its pass shows what such passes take."""
+    seconds: float
+    """Of its pass."""
+    ended: float
+
+
 class Stopwatch:
     """Times rounds, and tells their costs."""
 
@@ -49,22 +56,26 @@ class Stopwatch:
         self.costs = costs
         self.clock = clock
         self._rounds: list[_Round] = []
-        self._drafts: list[_Drafted] = []
+        self._drafted: _Drafted | None = None
+        """In the round under way."""
         self._last: _Round | None = None
         """The last round learnt from."""
 
     def drafted(self, requests: int, levels: float, seconds: float, read: int) -> None:
         """A model's draft took so long."""
-        self._drafts.append(_Drafted(requests, levels, seconds, read))
+        self._drafted = _Drafted(requests, levels, seconds, read)
 
-    def ended(self, begun: Begun, rows: int, seconds: float) -> None:
-        """A round has ended, whose pass over so many rows took so long."""
-        self._rounds.append(_Round(begun, begun.rows == rows, seconds, self.clock()))
-
-    @staticmethod
-    def _carried_on(last: _Round, begun: Begun) -> bool:
-        """Whether nobody has come or gone since the last round began."""
-        return last.alone and last.begun.requests == begun.requests
+    def ended(self, begun: Begun, rows: int, seconds: float) -> bool:
+        """A round has ended, whose pass over so many rows took so long. Whether it shows what such
+        passes take."""
+        last, alone = self._rounds[-1] if self._rounds else self._last, begun.rows == rows
+        usual = last is None or (last.alone and last.begun.requests == begun.requests)
+        # a draft has left other things in the caches
+        rests = last is not None and last.begun.by_model and not begun.by_model
+        shows = alone and usual and not rests
+        drafted, self._drafted = self._drafted, None
+        self._rounds.append(_Round(begun, drafted, alone, usual, shows, seconds, self.clock()))
+        return shows
 
     def learn(self) -> None:
         """From what was timed since the last call."""
@@ -73,12 +84,8 @@ class Stopwatch:
             if last is not None and last.begun.first == begun.first:
                 apart, by_model = begun.at - last.ended, last.begun.by_model
                 self.costs.between.observe(begun.requests, apart, by_model)
-            rests = last is not None and last.begun.by_model and not begun.by_model
-            # a draft has left other things in the caches, and behind a request that has come or
-            # gone the processor is at work for it too, which it would be with any other draft
-            usual = one.alone and not rests and (last is None or self._carried_on(last, begun))
-            self.costs.observe_pass(begun.requests, begun.rows if usual else None, one.seconds)
+            self.costs.observe_pass(begun.requests, begun.rows if one.shows else None, one.seconds)
+            if one.drafted is not None:
+                self.costs.observe_draft(*one.drafted, one.usual)
             self._last = one
-        for drafted in self._drafts:
-            self.costs.observe_draft(*drafted)
-        self._rounds, self._drafts = [], []
+        self._rounds = []
