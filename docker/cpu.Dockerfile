@@ -1,4 +1,6 @@
 # Tandem on CPU cores: docker build -f docker/cpu.Dockerfile -t tandem:cpu .
+# The torch that pip finds brings CUDA, unless it is told of an index with builds for processors:
+# --build-arg PIP_EXTRA_INDEX_URL=…
 FROM python:3.11.13-slim-bookworm
 
 # g++ compiles the kernels for the processor they run on, at the first start.
@@ -13,6 +15,7 @@ RUN apt-get update \
 USER 1000
 WORKDIR /opt/tandem
 COPY --chown=1000 . .
+ARG PIP_EXTRA_INDEX_URL
 RUN PIP_NO_CACHE_DIR=1 tools/setup/setup.sh
 
 # HTTP, gRPC, metrics

@@ -170,6 +170,8 @@ class EngineConfig(BaseModel):
     """`block`: chains are judged as a whole. `coupled`: keyed noise for requests without a seed,
     as those with one always have it."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_prompts: bool = False
+    """Write the beginning of each prompt to the log, at level `info`."""
 
     def __init__(self, /, **parameters: Any) -> None:
         try:

@@ -1,6 +1,11 @@
 """What a process of Tandem writes to Triton's log."""
 
+from __future__ import annotations
+
 import logging
+from collections.abc import Sequence
+
+SHOWN = 1000  # characters or tokens of a prompt
 
 
 def log_as(level: str) -> None:
@@ -8,3 +13,9 @@ def log_as(level: str) -> None:
     and not the log's, warnings and worse."""
     logging.basicConfig(format="tandem: %(message)s")
     logging.getLogger("tandem").setLevel(level.upper())
+
+
+def shown(prompt: str | Sequence[int]) -> str:
+    """A prompt's beginning in one line, what is not printable escaped."""
+    more = f" and {len(prompt) - SHOWN} more" if len(prompt) > SHOWN else ""
+    return repr(prompt[:SHOWN] if isinstance(prompt, str) else list(prompt[:SHOWN])) + more

@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar
 from tandem.config import EngineConfig
 from tandem.engine_process import EngineProcess, interpreter
 from tandem.errors import EngineDeadError, QueueFullError, TandemError
+from tandem.logs import shown
 from tandem.messages import Abort, Alive, Broken, Measured, Outputs, Refused, Submit
 from tandem.metrics import FAILED, REFUSALS, RESTARTS, Report, counted, standing
 from tandem.request import Prompt, RequestOutput, SamplingParams
@@ -107,6 +108,8 @@ class EngineService:
                     else "The engine is restarting after a crash: try again shortly."
                 )
             logger.debug("%s has arrived.", request_id)
+            if self._config.log_prompts:
+                logger.info("%s has the prompt %s", request_id, shown(prompt))
         return request_id
 
     def abort(self, request_id: str) -> None:

@@ -110,7 +110,14 @@ def test_the_manifest_fits_together():
 def test_a_lost_engine_is_not_ready():
     *_, command = container()["readinessProbe"]["exec"]["command"]
     assert "localhost:8000/v2/models/tandem/ready" in command
-    assert f"'^{UP}{{.*}} 1'" in command
+    *_, search = command.split("|")
+    for line, ready in (
+        (f'{UP}{{model="tandem",version="1"}} 1', True),
+        (f'{UP}{{model="tandem",version="1"}} 0', False),
+        (f'{UP}{{model="another",version="1"}} 1', False),
+    ):
+        run = subprocess.run(search, shell=True, input=line, text=True, check=False)
+        assert (run.returncode == 0) == ready, line
 
 
 @pytest.mark.parametrize("probe", ["startupProbe", "livenessProbe"])

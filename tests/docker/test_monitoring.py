@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import promql_parser
 import pytest
 import yaml
 
@@ -16,6 +17,7 @@ LABELS = {
     "version",
     "load",
     "instance",
+    "job",
     "le",
     *(one.label for one in CATALOGUE if one.label),
 }
@@ -52,6 +54,11 @@ def test_only_metrics_that_exist_are_named(title, expression):
 
 
 @pytest.mark.parametrize(("title", "expression"), expressions())
+def test_prometheus_can_read_it(title, expression):
+    promql_parser.parse(expression.replace("$__rate_interval", "1m"))
+
+
+@pytest.mark.parametrize(("title", "expression"), expressions())
 def test_counters_are_shown_as_rates(title, expression):
     for name in names_in(expression):
         if KINDS.get(name) == "counter" and title != "restarts":
@@ -78,7 +85,14 @@ def test_every_family_is_on_the_dashboard():
 
 def test_what_wakes_an_operator():
     found = rules()
-    assert found["TandemEngineDown"]["expr"].endswith("== 0 or absent(tandem_engine_up)")
+    down, (job,) = found["TandemEngineDown"]["expr"], config()["scrape_configs"]
+    assert down == (
+        f'tandem_engine_up == 0 or up{{job="{job["job_name"]}"}} == 0 or absent(tandem_engine_up)'
+    )
+    assert "tandem_engine_restarts_total[10m]" in found["TandemEngineRestarting"]["expr"]
+    refused = re.search(r'reason=~"(.*)"', found["TandemRequestsRefused"]["expr"])
+    assert refused
+    assert set(refused[1].split("|")) == set(REFUSALS.values()) - {"invalid"}
     assert "< 0.4" in found["TandemLowAcceptance"]["expr"]
     assert {"TandemEngineDown", "TandemKVCacheFull", "TandemQueueGrowing"} <= set(found)
     assert f'{FAILED}{{reason="engine_lost"}}' in found["TandemRequestsLost"]["expr"]
@@ -87,6 +101,9 @@ def test_what_wakes_an_operator():
         assert rule["annotations"].keys() == {"summary", "description"}
 
 
+def config():
+    return yaml.safe_load((FOLDER / "prometheus.yml").read_text())
+
+
 def test_prometheus_reads_the_rules():
-    config = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
-    assert config["rule_files"] == ["rules.yml"]
+    assert config()["rule_files"] == ["rules.yml"]

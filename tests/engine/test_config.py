@@ -59,6 +59,7 @@ BAD = {
     "speculative_token_budget": OPTIONAL_COUNT,
     "acceptance_method": ["always", None, True],
     "log_level": ["loud", None, 3],
+    "log_prompts": FLAG,
 }
 
 

@@ -285,6 +285,17 @@ def test_an_aborted_request_is_gone_at_once(engine, good_draft, steps):
     one.check_integrity()
 
 
+@pytest.mark.parametrize("steps", [0, 1, 6])  # queued, its prompt half read, decoding
+def test_an_aborted_request_leaves_both_caches_at_once(engine, good_draft, steps):
+    one = engine(draft_model=good_draft, max_num_batched_tokens=16)
+    one.add_request([1] * 40, SamplingParams(max_tokens=60), "a")
+    for _ in range(steps):
+        one.step()
+    assert (one.stats().blocks_used > 0) == (steps > 0)
+    one.abort("a")
+    assert one.stats().blocks_used == 0
+
+
 def test_a_context_drops_what_is_running(engine):
     with engine() as one:
         one.add_request([1, 2], SamplingParams(max_tokens=None))

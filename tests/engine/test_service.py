@@ -58,6 +58,23 @@ def test_text_and_ids_are_answered_as_by_an_engine_here(shared, engine):
         assert answer.errors == []
 
 
+@pytest.mark.parametrize("asked_for", [True, False])
+def test_prompts_are_logged_only_where_that_is_asked_for(shared, monkeypatch, caplog, asked_for):
+    caplog.set_level("DEBUG", "tandem")
+    config = shared._config.model_copy(update={"log_prompts": asked_for})
+    monkeypatch.setattr(shared, "_config", config)
+    for prompt in ("t1\n" + 500 * "t2 ", [7, 8]):
+        submit(shared, prompt).wait()
+    text = [one.getMessage() for one in caplog.records if "has the prompt" in one.getMessage()]
+    assert len(text) == (2 if asked_for else 0)
+    if asked_for:
+        assert "has the prompt 't1\\nt2 t2 " in text[0]
+        assert text[0].endswith("' and 503 more")
+        assert text[1].endswith("has the prompt [7, 8]")
+    else:
+        assert "t1" not in caplog.text
+
+
 def test_32_requests_at_once_get_32_answers_of_their_own(shared, engine):
     params = [SamplingParams(max_tokens=5 + n % 9, seed=n) for n in range(32)]
     prompts = [[n, n + 1, n + 2] for n in range(32)]
