@@ -14,6 +14,7 @@ from tests.conftest import STEADY
 from tests.triton.conftest import PROMPT
 from tests.triton.protocol import WAIT
 from tests.triton.repository import MODEL_REPOSITORY
+from tools.soak.watch import SHM
 
 MODEL = "tandem_tp"
 MODULES = {"tandem.service_worker", "tandem.runners.rank_worker"}
@@ -43,15 +44,23 @@ def test_it_writes_what_one_rank_writes(server, greedy_text):
     assert completion.stats.accepted > 0
 
 
-def test_a_lost_rank_is_said_and_repaired(server, greedy_text):
+@pytest.mark.parametrize(
+    ("signum", "reason"),
+    [
+        (signal.SIGKILL, "Rank 1 ended with code -9"),
+        (signal.SIGSTOP, "Rank 1 has not shown a sign of life"),
+    ],
+)
+def test_a_lost_rank_is_said_and_repaired(server, greedy_text, signum, reason):
+    regions = list(SHM.iterdir())
     before = ranks(server)
     assert len(before) == 2
     [other] = [p for p in before if "tandem.runners.rank_worker" in p.cmdline()]
     with GrpcClient(server.endpoints.grpc, MODEL) as client:
         with client.stream(PROMPT, GREEDY, max_tokens=1000) as chunks:
             next(chunks)
-            other.send_signal(signal.SIGSTOP)
-            with pytest.raises(Unavailable, match="Rank 1 has not shown a sign of life"):
+            other.send_signal(signum)
+            with pytest.raises(Unavailable, match=reason):
                 list(chunks)
         assert not psutil.wait_procs(before, timeout=5)[1]
         limit = time.monotonic() + WAIT
@@ -62,6 +71,7 @@ def test_a_lost_rank_is_said_and_repaired(server, greedy_text):
             assert time.monotonic() < limit
             time.sleep(0.1)
     assert text == greedy_text
+    assert len(list(SHM.iterdir())) <= len(regions)
 
 
 def test_nothing_outlives_the_server(server):

@@ -13,6 +13,8 @@ from tandem.errors import EngineDeadError
 from tandem.service import EngineService
 from tests.engine.sinks import Answer, submit, until
 
+SHM = Path("/dev/shm")
+
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 PAIR = Path(__file__).parents[2] / "model_repository" / "tandem" / "1"
@@ -154,6 +156,7 @@ def test_what_is_killed_is_said_and_repaired_and_leaves_nothing(service, victim)
     core = next(process for process in before[1:] if "resource_tracker" not in names[process.pid])
     sockets = Path(before[0].environ()["VLLM_RPC_BASE_PATH"])
     assert list(sockets.iterdir())
+    regions = list(SHM.iterdir())
     answer = submit(service, PROMPTS[0], LONG)
     assert answer.begun.wait(60)
     (before[0] if victim == "engine" else core).kill()
@@ -165,6 +168,7 @@ def test_what_is_killed_is_said_and_repaired_and_leaves_nothing(service, victim)
     until(lambda: service.alive)
     assert not sockets.exists()
     assert ids(submit(service, PROMPTS[0], GREEDY))
+    assert len(list(SHM.iterdir())) <= len(regions)
 
 
 @pytest.mark.parametrize(
