@@ -287,7 +287,7 @@ def test_an_aborted_request_is_gone_at_once(engine, good_draft, steps):
 
 @pytest.mark.parametrize("steps", [0, 1, 6])  # queued, its prompt half read, decoding
 def test_an_aborted_request_leaves_both_caches_at_once(engine, good_draft, steps):
-    one = engine(draft_model=good_draft, max_num_batched_tokens=16)
+    one = engine(draft_model=good_draft, max_num_batched_tokens=16, max_num_seqs=4)
     one.add_request([1] * 40, SamplingParams(max_tokens=60), "a")
     for _ in range(steps):
         one.step()
