@@ -112,9 +112,9 @@ def test_a_lost_engine_is_not_ready():
     assert "localhost:8000/v2/models/tandem/ready" in command
     *_, search = command.split("|")
     for line, ready in (
-        (f'{UP}{{model="tandem",version="1"}} 1', True),
-        (f'{UP}{{model="tandem",version="1"}} 0', False),
-        (f'{UP}{{model="another",version="1"}} 1', False),
+        (f'{UP}{{load="1f",model="tandem",version="1"}} 1', True),
+        (f'{UP}{{load="1f",model="tandem",version="1"}} 0', False),
+        (f'{UP}{{load="1f",model="tandem_vllm",version="1"}} 1', False),
     ):
         run = subprocess.run(search, shell=True, input=line, text=True, check=False)
         assert (run.returncode == 0) == ready, line

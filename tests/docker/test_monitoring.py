@@ -55,7 +55,7 @@ def test_only_metrics_that_exist_are_named(title, expression):
 
 @pytest.mark.parametrize(("title", "expression"), expressions())
 def test_prometheus_can_read_it(title, expression):
-    promql_parser.parse(expression.replace("$__rate_interval", "1m"))
+    assert promql_parser.parse(expression.replace("$__rate_interval", "1m"))
 
 
 @pytest.mark.parametrize(("title", "expression"), expressions())

@@ -62,9 +62,8 @@ class DraftTimes:
 
 class PassTimes:
     """Seconds of the target's passes: by their rows, which a profile measures, and by requests,
-    whose texts a pass reads however many rows each of them has. One request's pass takes longer
-    than its text and the profile say: what is done between passes drives others' memory from the
-    caches."""
+    whose texts a pass reads however many rows each of them has. As much as NOBODY requests' texts
+    is added once: what is done between passes drives the target's memory from the caches."""
 
     def __init__(self, known: Mapping[int, float] | None = None) -> None:
         """known: seconds of passes over so many rows of next to no text."""
@@ -83,7 +82,7 @@ class PassTimes:
         return self._by_rows
 
     def of_texts(self, requests: int) -> float:
-        """Seconds expected of the texts of so many requests."""
+        """Seconds expected of the texts of so many requests, and of what is added once."""
         return (NOBODY + requests) * self._a_request
 
     def observe(self, requests: int, rows: int, seconds: float) -> None:
