@@ -1,8 +1,8 @@
 """The CPU kernels as other processors have them, or broken on purpose."""
 
-import platform
 import shutil
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -11,13 +11,24 @@ from tandem.cpu.library import load_kernels
 
 OLDER = "x86-64-v3"
 """Processors with neither registers of 16 floats nor a matrix unit, as many are."""
+WIDE = "x86-64-v4"
+"""Registers of 16 floats, and nothing for bfloat16."""
+TWOS = "cooperlake"
+"""Products of two columns at once, and no matrix unit."""
+NEEDS = {OLDER: "avx2", WIDE: "avx512vl", TWOS: "avx512_bf16", "native": ""}
+"""What /proc/cpuinfo says of a processor that runs what is compiled for these."""
+
+
+def has(feature):
+    """Whether this processor has it."""
+    return f" {feature}" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
 
 
 @contextmanager
 def compiled_for(processor):
     """What `load_kernels` gives meanwhile."""
-    if processor == OLDER and platform.machine() != "x86_64":
-        pytest.skip("this processor is of another family")
+    if not has(NEEDS[processor]):
+        pytest.skip(f"this processor has no {NEEDS[processor]}")
     flags = (flag.replace("native", processor) for flag in library.FLAGS)
     with _compiled_with("FLAGS", tuple(flags)) as kernels:
         yield kernels

@@ -8,6 +8,7 @@
 #include "structures.h"
 #include "team.h"
 #include "tile_attention.h"
+#include "twos.h"
 
 namespace {
 
@@ -29,6 +30,12 @@ struct Run {
   std::vector<Task> tasks;
   int scores = 0, heads = 0, queries = 0, sums = 0;  // most that a task needs
 };
+
+// Numbers of 2 bytes that the copies of a linear layer's input take.
+inline size_t room_for_parts(int rows, int columns, int threads) {
+  if (kTiles) return parts_size(rows, columns, threads);
+  return kTwos ? 2 * twos_size(rows, columns, threads) : 0;
+}
 
 // What a pass needs room for, kept from pass to pass: [rows, ...], or of each thread.
 struct Space {
@@ -55,7 +62,7 @@ struct Space {
     grow(gates, rows * 2 * model.inner);
     grow(inner, rows * model.inner);
     grow(delta, rows * model.hidden);
-    if (kTiles) grow(parts, parts_size(int(rows), widest(model), model.threads));
+    grow(parts, room_for_parts(int(rows), widest(model), model.threads));
     grow(scores, size_t(run.scores) * model.threads);
     grow(heads, size_t(run.heads) * model.threads);
     grow(queries, size_t(run.queries) * model.threads);

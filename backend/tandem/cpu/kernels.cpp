@@ -30,18 +30,19 @@ extern "C" {
 void* tandem_space() { return new Space; }
 void tandem_release(void* space) { delete static_cast<Space*>(space); }
 int64_t tandem_packed(int rows, int columns, int bfloat) {  // how many numbers
-  return bfloat && kTiles ? tiled_size(rows, columns) : packed_size(rows, columns);
+  if (bfloat && kTiles) return tiled_size(rows, columns);
+  return packed_size(rows, bfloat && kTwos ? up(columns, 2) * 2 : columns);
 }
 void tandem_pack(const void* weight, int rows, int columns, int bfloat, void* to) {
   const auto* halves = static_cast<const uint16_t*>(weight);
   if (!bfloat) return pack(static_cast<const float*>(weight), rows, columns, static_cast<float*>(to));
-  kTiles ? pack_tiles(halves, rows, columns, static_cast<uint16_t*>(to))
-         : pack(halves, rows, columns, static_cast<uint16_t*>(to));
+  if (kTiles) return pack_tiles(halves, rows, columns, static_cast<uint16_t*>(to));
+  kTwos ? pack(halves, rows, columns, static_cast<Two*>(to))
+        : pack(halves, rows, columns, static_cast<uint16_t*>(to));
 }
 // y [rows, matrix.rows] = x [rows, matrix.columns] by the transposed weight, and the bias.
 void tandem_multiply(const Matrix* matrix, const float* x, int rows, float* y, int threads) {
-  const bool tiled = kTiles && matrix->bfloat;
-  const size_t size = tiled ? parts_size(rows, matrix->columns, threads) : 0;
+  const size_t size = matrix->bfloat ? room_for_parts(rows, matrix->columns, threads) : 0;
   const std::unique_ptr<uint16_t[]> parts(new uint16_t[size]);  // not zeros first, as in a vector
   Team team;
 #pragma omp parallel num_threads(threads)

@@ -5,13 +5,14 @@
 
 #include "numbers.h"
 #include "structures.h"
+#include "twos.h"
 
 namespace {
 
 // Weights lie as they are read, so that memory is read in a straight line: some outputs side by
-// side, column after column. In bfloat16 an output shares a word with the one kWords further on.
-// Every lane of a register is an output of its own, whose sum goes column by column. What is
-// missing of the last outputs is zero.
+// side, column after column. In bfloat16 an output shares a word with the one kWords further on, or
+// a column with the next one (Two). Every lane of a register is an output of its own, whose sum goes
+// column by column. What is missing of the last outputs is zero.
 constexpr int kOutputs = 32;
 constexpr int kWords = kOutputs / 2;
 constexpr int kParts = kWords / kLanes;  // of a column's weights, two registers each
@@ -24,16 +25,19 @@ inline int64_t packed_size(int rows, int columns) {
   return int64_t(groups_of(rows)) * kOutputs * columns;
 }
 
-template <class W>
-void pack(const W* weight, int rows, int columns, W* to) {
+// W: as a column is stored.
+template <class W, class Source>
+void pack(const Source* weight, int rows, int columns, W* to) {
+  const int steps = steps_of<W>(columns);
 #pragma omp parallel for schedule(static)
   for (int row = 0; row < groups_of(rows) * kOutputs; ++row) {
     const int word = row % kWords, high = row % kOutputs / kWords;
     int place = (word / kLanes * 2 + high) * kLanes + word % kLanes;
     if (sizeof(W) == 2) place = 2 * word + high;
-    W* out = to + size_t(row / kOutputs) * columns * kOutputs + place;
-    for (int k = 0; k < columns; ++k)
-      out[size_t(k) * kOutputs] = row < rows ? weight[size_t(row) * columns + k] : W(0);
+    W* out = to + size_t(row / kOutputs) * steps * kOutputs + place;
+    for (int k = 0; k < steps; ++k)
+      out[size_t(k) * kOutputs] =
+          row < rows ? step_at<W>(weight + size_t(row) * columns, k, columns) : W{};
   }
 }
 
@@ -46,12 +50,16 @@ inline Pair load_pair(const uint16_t* from) {
   return {reinterpret_cast<Floats>(words << 16), reinterpret_cast<Floats>(words & 0xffff0000u)};
 }
 
+inline Pair load_pair(const Two* from) {
+  return load_pair(reinterpret_cast<const float*>(from));
+}
+
 // A group of outputs.
 template <class W>
 struct Group {
   const W* weights;
   const float* bias;  // or null
-  int columns, outputs;
+  int steps, outputs;  // columns, or twos of them
 };
 
 // What is asked for while a group is multiplied: so many bytes a column, so that memory is at work
@@ -64,34 +72,36 @@ struct Ahead {
 // P parts of a group's outputs, from `part` on, for M rows of y, `width` apart. (In a function of
 // its own no other values take the sums' registers.)
 template <class W, int M, int P>
-__attribute__((noinline)) void tile(const Group<W>& group, int part, Ahead ahead, const float* x,
+__attribute__((noinline)) void tile(const Group<W>& group, int part, Ahead ahead, const Input<W>* x,
                                     float* y, int width) {
   constexpr int kAtOnce = M * P < kSums ? 4 : 1;  // columns: fewer instructions, more registers
   constexpr int kLines = kAtOnce * kOutputs * sizeof(W) / 64;
+  // Few rows by twos go on as fast as memory does, and see by themselves what comes next.
+  constexpr bool kAsks = !kIsTwo<W> || M > 3;
   Pair sums[M][P] = {};
-  const int columns = group.columns;
+  const int steps = group.steps;
   const W* w = group.weights + part * 2 * kLanes;
   const auto column = [&](int k) {
     for (int p = 0; p < P; ++p) {
       const Pair weights = load_pair(w + k * kOutputs + p * 2 * kLanes);
       for (int m = 0; m < M; ++m) {
-        const Floats own = all(x[size_t(m) * columns + k]);
-        sums[m][p].low = fused(own, weights.low, sums[m][p].low);
-        sums[m][p].high = fused(own, weights.high, sums[m][p].high);
+        const Floats own = all(x[size_t(m) * steps + k]);
+        sums[m][p].low = add_product<W>(own, weights.low, sums[m][p].low);
+        sums[m][p].high = add_product<W>(own, weights.high, sums[m][p].high);
       }
     }
   };
   int k = 0;
 #pragma GCC unroll 1
-  for (; k + kAtOnce <= columns; k += kAtOnce, x += kAtOnce, w += kAtOnce * kOutputs) {
-    for (int line = 0; line < kLines; ++line)
+  for (; k + kAtOnce <= steps; k += kAtOnce, x += kAtOnce, w += kAtOnce * kOutputs) {
+    for (int line = 0; kAsks && line < kLines; ++line)
       __builtin_prefetch(ahead.from + line * ahead.stride);
     ahead.from += kLines * ahead.stride;
 #pragma GCC unroll 4
     for (int i = 0; i < kAtOnce; ++i) column(i);
   }
 #pragma GCC unroll 1
-  for (; k < columns; ++k, ++x, w += kOutputs) column(0);
+  for (; k < steps; ++k, ++x, w += kOutputs) column(0);
   for (int m = 0; m < M; ++m)
     for (int p = 0; p < P; ++p) {
       const int low = (part + p) * kLanes, high = kWords + low;
@@ -106,38 +116,46 @@ __attribute__((noinline)) void tile(const Group<W>& group, int part, Ahead ahead
 constexpr int parts_at_once(int rows) { return rows * kParts < kSums ? kParts : 1; }
 
 template <class W, int M = 1>
-void tiles(int rows, const Group<W>& group, Ahead& ahead, const float* x, float* y, int width) {
+void tiles(int rows, const Group<W>& group, Ahead& ahead, const Input<W>* x, float* y, int width) {
   if constexpr (M < kSums)
     if (rows > M) return tiles<W, M + 1>(rows, group, ahead, x, y, width);
   constexpr int kStep = parts_at_once(M);
   for (int part = 0; part < kParts; part += kStep) {
     tile<W, M, kStep>(group, part, ahead, x, y, width);
-    ahead.from += int64_t(group.columns) * kOutputs * sizeof(W) / 64 * ahead.stride;
+    ahead.from += int64_t(group.steps) * kOutputs * sizeof(W) / 64 * ahead.stride;
   }
 }
 
 // All rows while a group's weights are in the cache; the next group's come meanwhile.
 template <class W>
-void multiply_as(const Matrix& matrix, const float* x, int rows, float* y) {
+void multiply_as(const Matrix& matrix, const Input<W>* x, int rows, float* y) {
   const int64_t threads = omp_get_num_threads(), thread = omp_get_thread_num();
   if (rows == 0) return;
   const int groups = groups_of(matrix.rows), blocks = (rows + kSums - 1) / kSums;
   const int passes = blocks * kParts / parts_at_once((rows + blocks - 1) / blocks);
-  const size_t size = size_t(kOutputs) * matrix.columns;
+  const int steps = steps_of<W>(matrix.columns);
+  const size_t size = size_t(kOutputs) * steps;
   const int last = int(groups * (thread + 1) / threads);
   for (int index = int(groups * thread / threads); index < last; ++index) {
     const int output = index * kOutputs;
     const Group<W> group{static_cast<const W*>(matrix.weight) + index * size,
-                         matrix.bias ? matrix.bias + output : nullptr, matrix.columns,
-                         matrix.rows - output};
+                         matrix.bias ? matrix.bias + output : nullptr, steps, matrix.rows - output};
     const char* own = reinterpret_cast<const char*>(group.weights);
     Ahead ahead{own + (passes == 1 ? kAhead : size * sizeof(W)), 64 / passes};
     for (int block = 0; block < blocks; ++block) {
       const int64_t row = rows * block / blocks, next = rows * (block + 1) / blocks;
-      tiles<W>(int(next - row), group, ahead, x + row * matrix.columns,
+      tiles<W>(int(next - row), group, ahead, x + row * steps,
                y + row * matrix.rows + output, matrix.rows);
     }
   }
+}
+
+// As `multiply`.
+void multiply_by_twos(Team& team, const Matrix& matrix, const float* x, int rows, float* y,
+                      Two* parts) {
+#if defined(__AVX512BF16__)
+  multiply_as<Two>(matrix, rounded(team, x, rows, matrix.columns, parts), rows, y);
+#endif
 }
 
 }  // namespace

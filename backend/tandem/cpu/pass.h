@@ -23,11 +23,13 @@
 namespace {
 
 // y [rows, matrix.rows] = x [rows, columns] by the transposed weight, and the bias. `parts` is room as
-// `parts_size` says.
+// `room_for_parts` says.
 void multiply(Team& team, const Matrix& matrix, const float* x, int rows, float* y,
               uint16_t* parts) {
   if (matrix.bfloat && kTiles)
     multiply_by_tiles(team, matrix, x, rows, y, parts);
+  else if (matrix.bfloat && kTwos)
+    multiply_by_twos(team, matrix, x, rows, y, reinterpret_cast<Two*>(parts));
   else if (matrix.bfloat)
     multiply_as<uint16_t>(matrix, x, rows, y);
   else
