@@ -91,7 +91,7 @@ format: setup ## let ruff sort imports and format
 	@$(BIN)/ruff check --fix --select I .
 	@$(BIN)/ruff format .
 
-lock: setup ## pin the newest versions that pyproject.toml allows
+lock: setup ## pin the newest versions that pyproject.toml and tools/setup/lock.sh allow, in every lock
 	@tools/setup/lock.sh
 
 clean: ## remove what the other targets made

@@ -7,13 +7,16 @@ ARG TRITON_IMAGE=tritonserver:26.09-py3
 FROM ${TRITON_IMAGE} AS tandem
 
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+# No versions: Ubuntu keeps only the newest of each package of a release.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends curl g++ python3-venv python3-dev \
     && rm -rf /var/lib/apt/lists/* \
-    && install --directory --owner 1000 /opt/tandem
+    && install --directory --owner 1000 /opt/tandem /opt/home
 
-# its user triton-server
+# Its user triton-server may have no folder of its own, where Triton's and vLLM's compilers keep
+# what they made.
+ENV HOME=/opt/home
 USER 1000
 WORKDIR /opt/tandem
 COPY --chown=1000 . .

@@ -1,9 +1,16 @@
 """The soak's account finds what does not add up."""
 
+import inspect
+import mmap
+import subprocess
+import sys
+
 import pytest
 
+from tools.soak import __main__, shared_memory
 from tools.soak.account import Account, troubles
 from tools.soak.health import Asked, too_slow
+from tools.soak.shared_memory import SharedMemory
 from tools.soak.traffic import Ends
 from tools.soak.watch import Sample, trend
 
@@ -74,3 +81,75 @@ def test_health_that_is_told_late_is_noticed(ms, said):
 
 def test_a_wait_of_the_askers_own_is_not_the_servers():
     assert too_slow([Asked(300.0, 290.0)] * 50) == []
+
+
+# -- what a run is, and what it leaves ---------------------------------------------------------
+
+OURS, ANOTHER = "tandem-0123456789ab", "tandem-ba9876543210"
+MAPPING = """
+import mmap, sys
+with open(sys.argv[1], "r+b") as file:
+    held = mmap.mmap(file.fileno(), 0)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def shm(tmp_path, monkeypatch):
+    """A folder in the place of /dev/shm."""
+    monkeypatch.setattr(shared_memory, "SHM", tmp_path)
+    monkeypatch.setattr(shared_memory, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(shared_memory, "LOOK_S", 0.05)
+    return tmp_path
+
+
+def made(folder, name):
+    path = folder / name
+    path.write_bytes(bytes(mmap.PAGESIZE))
+    return path
+
+
+def test_the_time_ends_a_soak_and_not_the_count():
+    defaults = {
+        name: one.default for name, one in inspect.signature(__main__.traffic).parameters.items()
+    }
+    assert defaults["minutes"] == 30
+    a_second = defaults["requests"] / (60 * defaults["minutes"])
+    assert 3 * 74 < a_second < 1000  # 74: of a run on two cores
+
+
+def test_whatever_has_come_since_is_the_servers(shm):
+    made(shm, "there before")
+    shared = SharedMemory()
+    assert not shared.left(OURS)
+    new = {made(shm, name) for name in (f"{OURS}_region", "psm_1234", "sem.mp-1")}
+    (shm / "tandem-x7w2k1qz").mkdir()
+    made(shm, f"{ANOTHER}_region")
+    assert shared.left(OURS) == new | {shm / "tandem-x7w2k1qz"}
+
+
+def test_what_others_hold_is_theirs_until_they_end(shm):
+    shared, path = SharedMemory(), made(shm, "psm_1234")
+    command = [sys.executable, "-c", MAPPING, path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"held\n"
+        assert not shared.entries(OURS)
+    assert shared.entries(OURS) == {path}
+
+
+def test_what_our_own_processes_hold_is_ours(shm, monkeypatch):
+    shared, path = SharedMemory(), made(shm, "psm_1234")
+    command = [sys.executable, "-c", MAPPING, path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as rank:
+        monkeypatch.setattr(shared_memory, "members", lambda identity: [rank])
+        assert rank.stdout.readline() == b"held\n"
+        assert shared.entries(OURS) == {path}
+
+
+def test_what_goes_in_time_was_not_left(shm):
+    shared = SharedMemory()
+    path = made(shm, "for a moment")
+    command = [sys.executable, "-c", f"import os, time; time.sleep(0.1); os.remove({str(path)!r})"]
+    with subprocess.Popen(command):
+        assert not shared.left(OURS)

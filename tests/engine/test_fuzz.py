@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from tests.engine.conftest import ENGINE_DEFAULTS
 from tests.engine.fake_pb_utils import Request, Sender, TritonError
 from tests.engine.surface import (
     FLAGS,
-    MAX_BYTES,
     Served,
     StandIn,
     check_config,
@@ -25,56 +23,8 @@ from tests.engine.surface import (
     within_the_process,
 )
 from tests.engine.test_extremes import PARAMS
+from tests.strategies import JSON, NAMES, PROMPTS, SCALARS, STRINGS, VALUES, doubled, written
 
-HUGE = [10**30, -(10**30), 10**4000, 1 << 63, -(1 << 63) - 1]
-FLOATS = [float("nan"), float("inf"), -float("inf"), 5e-324, 1e308, -0.0]
-PATHS = ["/etc/passwd", "../../secret", "file:///etc/passwd", "a\0b", "~", "x" * 900]
-STRINGS = st.text(st.characters(), max_size=20) | st.sampled_from(["", "\ud800", "\n", *PATHS])
-SCALARS = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-5, 300),
-    st.sampled_from(HUGE),
-    st.floats(),
-    st.sampled_from(FLOATS),
-    STRINGS,
-    st.integers().map(str),
-)
-VALUES = st.recursive(
-    SCALARS,
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(STRINGS | st.integers(0, 99).map(str), inner, max_size=3)
-    ),
-    max_leaves=6,
-) | st.integers(-5, 300).map(lambda one: [one] * 2000)
-NAMES = st.sampled_from([*SamplingParams.model_fields, "image", "self", "best_of", "id"])
-
-
-def written(value: Any) -> str:
-    """As JSON, lone surrogates and numbers that no JSON has included."""
-    return json.dumps(value)
-
-
-def doubled(pairs: list[tuple[str, Any]]) -> str:
-    """An object that may say the same key twice."""
-    return "{" + ", ".join(f"{written(key)}: {written(value)}" for key, value in pairs) + "}"
-
-
-NESTED = st.builds(
-    lambda key, depth, pair: f'{{"{key}": {pair[0] * depth}1{pair[1] * depth}}}',
-    NAMES,
-    # From some depth on JSON cannot be read, a little above it what is read cannot be told.
-    st.integers(1, 20) | st.integers(500, 1000) | st.just(30_000),
-    st.sampled_from([("[", "]"), ('{"a": ', "}")]),
-)
-OBJECTS = st.lists(st.tuples(NAMES | STRINGS, VALUES), max_size=4).map(doubled)
-JSON = st.one_of(OBJECTS, NESTED, VALUES.map(written)).map(str.encode) | st.binary(max_size=40)
-PROMPTS = st.one_of(
-    st.text(st.characters(exclude_categories=["Cs"]), max_size=40).map(str.encode),
-    st.binary(max_size=40),
-    st.sampled_from([*(path.encode() for path in PATHS), b"t1" * MAX_BYTES]),
-)
 IDS = hnp.arrays(np.int32, hnp.array_shapes(min_dims=1, max_dims=2, min_side=0, max_side=9))
 BOOLS = st.booleans() | hnp.arrays(np.bool_, st.integers(0, 2))
 ANY_ARRAY = hnp.arrays(

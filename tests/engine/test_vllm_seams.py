@@ -127,6 +127,10 @@ def expand_batch_to_tokens(x, cu_num_tokens, num_tokens, replace_from, replace_t
     return torch.full([num_tokens], float("nan"))
 
 
+def apply_sampling_constraints(logits, cu_num_draft_tokens, sampling_metadata):
+    return logits / logits.max()  # raises where there is none
+
+
 def start(vllm_config):
     """Stands for init_worker_distributed_environment."""
 
@@ -169,7 +173,10 @@ def vllm(monkeypatch):
         },
         "vllm.v1.core.sched.scheduler": {"Scheduler": fresh(Scheduler)},
         "vllm.v1.metrics.stats": {"SchedulerStats": fresh(SchedulerStats)},
-        "vllm.v1.sample.rejection_sampler": {"expand_batch_to_tokens": expand_batch_to_tokens},
+        "vllm.v1.sample.rejection_sampler": {
+            "expand_batch_to_tokens": expand_batch_to_tokens,
+            "apply_sampling_constraints": apply_sampling_constraints,
+        },
     }
     modules = {}
     for name, values in contents.items():
@@ -261,6 +268,13 @@ def test_a_value_a_request_becomes_a_value_a_drafted_token(vllm):
     given, ends = torch.tensor([0.5, 0.0, 0.7]), torch.tensor([2, 3, 5], dtype=torch.int32)
     assert expand(given, ends, 5, 0, 1).tolist() == pytest.approx([0.5, 0.5, 1.0, 0.7, 0.7])
     assert expand(torch.tensor([3, 4]), torch.tensor([0, 2]), 2).tolist() == [4, 4]
+
+
+def test_a_step_without_drafts_has_nothing_to_constrain(vllm):
+    per_request.register()
+    constrain = vllm["vllm.v1.sample.rejection_sampler"].apply_sampling_constraints
+    assert constrain(torch.empty(0, 4), torch.tensor([0]), None).shape == (0, 4)
+    assert constrain(torch.tensor([[1.0, 2.0]]), torch.tensor([1]), None).tolist() == [[0.5, 1.0]]
 
 
 def test_what_rounds_take_comes_with_the_schedulers_numbers(vllm):

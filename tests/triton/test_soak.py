@@ -2,6 +2,7 @@
 
 import pytest
 
+from tools.soak.cancels import cancels, cells
 from tools.soak.runs import Result, overload, reloads, soak
 
 pytestmark = pytest.mark.timeout(900)
@@ -40,3 +41,20 @@ def test_ten_times_what_can_be_answered():
 
 def test_loads_and_unloads():
     check(reloads("tandem", times=4))
+
+
+def test_loads_and_unloads_of_ranks():
+    check(reloads("tandem_tp", times=3))
+
+
+@pytest.mark.vllm
+def test_loads_and_unloads_of_vllm():
+    check(reloads("tandem_vllm", times=2))
+
+
+def test_what_clients_leave_is_dropped_in_every_state():
+    found = cancels("tandem", 1, lambda: None)
+    assert list(found) == cells()
+    for (_, state), [times] in found.items():
+        assert 0 < times.noticed <= times.freed
+        assert (times.shown is None) == (state == "prefilling")

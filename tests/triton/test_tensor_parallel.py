@@ -14,7 +14,8 @@ from tests.conftest import STEADY
 from tests.triton.conftest import PROMPT
 from tests.triton.protocol import WAIT
 from tests.triton.repository import MODEL_REPOSITORY
-from tools.soak.watch import SHM
+from tools.soak.shared_memory import SharedMemory
+from tools.soak.watch import footprint
 
 MODEL = "tandem_tp"
 MODULES = {"tandem.service_worker", "tandem.runners.rank_worker"}
@@ -22,7 +23,13 @@ GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def shared():
+    """Shared memory from before the server on."""
+    return SharedMemory()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, shared):
     log = tmp_path_factory.mktemp("tp") / "server.log"
     with (
         overridden(MODEL_REPOSITORY, (MODEL,), STEADY) as repository,
@@ -51,9 +58,8 @@ def test_it_writes_what_one_rank_writes(server, greedy_text):
         (signal.SIGSTOP, "Rank 1 has not shown a sign of life"),
     ],
 )
-def test_a_lost_rank_is_said_and_repaired(server, greedy_text, signum, reason):
-    regions = list(SHM.iterdir())
-    before = ranks(server)
+def test_a_lost_rank_is_said_and_repaired(server, shared, greedy_text, signum, reason):
+    before, occupied = ranks(server), footprint(server, shared)
     assert len(before) == 2
     [other] = [p for p in before if "tandem.runners.rank_worker" in p.cmdline()]
     with GrpcClient(server.endpoints.grpc, MODEL) as client:
@@ -71,10 +77,11 @@ def test_a_lost_rank_is_said_and_repaired(server, greedy_text, signum, reason):
             assert time.monotonic() < limit
             time.sleep(0.1)
     assert text == greedy_text
-    assert len(list(SHM.iterdir())) <= len(regions)
+    assert footprint(server, shared)[:2] == occupied[:2]
 
 
-def test_nothing_outlives_the_server(server):
+def test_nothing_outlives_the_server(server, shared):
     family = ranks(server)
     server.stop()
     assert not psutil.wait_procs(family, timeout=5)[1]
+    assert not shared.left(server.identity)

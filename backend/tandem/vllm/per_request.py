@@ -9,7 +9,8 @@
 - Speculation's counts after every step instead of at a request's end, so that they are there when
   a stop string ends it (with `per_request_spec_decode_metrics`).
 - On CPUs, sampling with drafts: vLLM's stand-in for a kernel writes temperature, top-k and top-p
-  of drafted positions into a copy (vLLM issue 55005), so they were whatever the memory held.
+  of drafted positions into a copy (vLLM issue 55005), so they were whatever the memory held. In a
+  step without drafts it takes the largest top-k of none, with which vLLM's core ends.
 - An engine that ends when the process that started it is gone.
 """
 
@@ -52,12 +53,20 @@ _EXPAND = Seam(
     "expand_batch_to_tokens",
     ("x", "cu_num_tokens", "num_tokens", "replace_from", "replace_to"),
 )
+_CONSTRAIN = Seam(
+    "vllm.v1.sample.rejection_sampler",
+    "apply_sampling_constraints",
+    ("logits", "cu_num_draft_tokens", "sampling_metadata"),
+)
 _FITS = Seam(
     "vllm.v1.worker.gpu_model_runner",
     "GPUModelRunner._input_fits_in_drafter",
     ("self", "common_attn_metadata"),
 )
-SEAMS = (_FITS, _REQUEST, _VALIDATE, _VERIFY, _BUILD_PROCESSORS, _PROCESSORS, _UPDATE, _EXPAND)
+SEAMS = (
+    *(_FITS, _REQUEST, _VALIDATE, _VERIFY, _BUILD_PROCESSORS, _PROCESSORS, _UPDATE, _EXPAND),
+    _CONSTRAIN,
+)
 
 
 def register() -> None:
@@ -73,6 +82,7 @@ def register() -> None:
     _BUILD_PROCESSORS.replace(_with_all_processors)
     _UPDATE.replace(_with_counts)
     _EXPAND.replace(_expanding_in_place)
+    _CONSTRAIN.replace(_where_there_are_drafts)
     _end_with_parent()
 
 
@@ -177,6 +187,19 @@ def _expanding_in_place(original: Callable[..., torch.Tensor]) -> Callable[..., 
         return values.repeat_interleave(counts, output_size=num_tokens)
 
     return expand
+
+
+def _where_there_are_drafts(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    @wraps(original)
+    def constrain(
+        logits: torch.Tensor, cu_num_draft_tokens: torch.Tensor, sampling_metadata: Any
+    ) -> torch.Tensor:
+        """logits [drafted positions, V]"""
+        return (
+            original(logits, cu_num_draft_tokens, sampling_metadata) if logits.numel() else logits
+        )
+
+    return constrain
 
 
 def _end_with_parent() -> None:

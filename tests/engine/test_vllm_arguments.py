@@ -1,0 +1,40 @@
+"""What a request says, as it is handed to vLLM."""
+
+import pytest
+
+from tandem.limits import Limits
+from tandem.request import SamplingParams
+from tandem.vllm.arguments import sampling_arguments
+
+HUGE = 10**30
+
+
+@pytest.fixture
+def asked():
+    limits = Limits(vocab_size=96, max_model_len=40, eos_ids=frozenset(), methods=("none",))
+
+    def ask(**params):
+        request = limits.request("a", [1, 2], SamplingParams(**params), None)
+        return sampling_arguments(request)
+
+    return ask
+
+
+def test_numbers_that_are_too_large_for_it_do_not_reach_it(asked):
+    """They would end vLLM's core, and with it every other request."""
+    found = asked(max_tokens=HUGE, min_tokens=HUGE, top_k=HUGE, num_draft_tokens=HUGE)
+    whole = [
+        found["max_tokens"],
+        found["min_tokens"],
+        found["top_k"],
+        *found["extra_args"].values(),
+    ]
+    assert whole[:2] == [38, 38]
+    assert all(1000 < number < 1 << 31 for number in whole[2:])
+
+
+def test_numbers_that_fit_are_as_they_were(asked):
+    found = asked(max_tokens=8, min_tokens=3, top_k=-1, num_draft_tokens=2)
+    assert (found["max_tokens"], found["min_tokens"], found["top_k"]) == (8, 3, 0)
+    assert list(found["extra_args"].values()) == [2]
+    assert list(asked()["extra_args"].values()) == [None]

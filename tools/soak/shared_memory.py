@@ -1,0 +1,80 @@
+"""What a server has in /dev/shm and leaves there, told from what others have."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from tandem.serving.processes import members
+
+SHM = Path("/dev/shm")
+SERVERS = re.compile(r"tandem-[0-9a-f]{12}")  # Triton's entries begin with their server's identity
+PATIENCE_S = 10.0  # for what others make and remove, and for what is on its way out
+LOOK_S = 0.25
+
+
+class SharedMemory:
+    """Made before a server starts: what is there already is not the server's.
+
+    What has come since is, unless it has another server's name or a process of others holds it.
+    """
+
+    def __init__(self) -> None:
+        self._before = set(_entries())
+
+    def entries(self, identity: str) -> set[Path]:
+        """Those of the server with this identity, whatever its models named them."""
+        new = {path for path in set(_entries()) - self._before if not _others(path, identity)}
+        unnamed = {path for path in new if not path.name.startswith(identity)}
+        return new - _held(unnamed, {one.pid for one in members(identity)}) if unnamed else new
+
+    def left(self, identity: str) -> set[Path]:
+        """Those that stay, of a server whose models or processes have ended."""
+        end, found = time.monotonic() + PATIENCE_S, self.entries(identity)
+        while found and time.monotonic() < end:
+            time.sleep(LOOK_S)
+            found &= self.entries(identity)
+        return found
+
+
+def size(path: Path) -> int:
+    """Bytes of an entry, a file or a folder of them; 0 if it has just gone."""
+    try:
+        files = [path] if path.is_file() else [*path.iterdir()]
+        return sum(file.stat().st_size for file in files)
+    except OSError:
+        return 0
+
+
+def _entries() -> Iterable[Path]:
+    return SHM.iterdir()
+
+
+def _others(path: Path, identity: str) -> bool:
+    """Whether it is named after another server."""
+    return bool(SERVERS.match(path.name)) and not path.name.startswith(identity)
+
+
+def _held(paths: set[Path], own: set[int]) -> set[Path]:
+    """Of these entries, those that processes other than our own have mapped or open."""
+    names: set[str] = set()
+    for pid in set(psutil.pids()) - own:
+        names |= _names(pid)
+    return {path for path in paths if path.name in names}
+
+
+def _names(pid: int) -> set[str]:
+    """Entries that a process holds. (Of another user's process none can be seen.)"""
+    process, text = Path("/proc", str(pid)), ""
+    with suppress(OSError):
+        text = (process / "maps").read_text(errors="replace")
+        for file in (process / "fd").iterdir():
+            with suppress(OSError):
+                text += f" {os.readlink(file)}\n"
+    return set(re.findall(rf" {re.escape(str(SHM))}/([^/\n]+?)(?: \(deleted\))?(?:/|\n)", text))
