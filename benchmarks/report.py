@@ -30,9 +30,8 @@ process of its own, and all take turns, each when the one before it has come to 
 the same function at the cost of a bigger model, so that drafts are accepted as they are for the
 demo target. Tandem adapts its speculation, as it does by default, and k is the most that it may
 draft; the others draft k tokens a round.
-Tandem holds weights in bf16 and sums in fp32 (inputs of linear layers have 8 bits by AVX512_BF16, 16
-by AMX, 24 elsewhere), OpenVINO holds fp16 weights and computes as it
-chooses (its KV cache is 8 bits wide by default), vLLM and transformers run in bf16 where the CPU
+Tandem holds weights in bf16 and sums in fp32 (inputs of linear layers have 8 bits by AVX512_BF16,
+16 by AMX, 24 elsewhere), OpenVINO holds fp16 weights and computes as it chooses (its KV cache is 8 bits wide by default), vLLM and transformers run in bf16 where the CPU
 has its arithmetic and in fp32 elsewhere."""
 THROUGHPUT = """## Many requests at once
 
