@@ -32,8 +32,8 @@ demo target. Tandem adapts its speculation, as it does by default, and k is the 
 draft; the others draft k tokens a round.
 Tandem holds weights in bf16 and sums in fp32 (inputs of linear layers have 8 bits by AVX512_BF16,
 16 by AMX, 24 elsewhere), OpenVINO holds fp16 weights and computes as it chooses (its KV cache is 8
-bits wide by default), vLLM and transformers run in bf16 where the CPU has its arithmetic and in fp32
-elsewhere."""
+bits wide by default), vLLM and transformers run in bf16 where the CPU has its arithmetic and in
+fp32 elsewhere."""
 THROUGHPUT = """## Many requests at once
 
 Tokens a second of all requests together, the demo target, prompts of 128 tokens."""
