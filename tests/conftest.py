@@ -1,6 +1,7 @@
 """What the tests of all folders share."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,19 @@ from tandem.serving.overrides import overridden
 
 STEADY = {"dtype": "float32", "adaptive_speculation": "false"}
 MODEL_REPOSITORY = Path(__file__).parents[1] / "model_repository"
+
+
+@contextmanager
+def steady_server(
+    model: str, folder: Path, repository: Path = MODEL_REPOSITORY
+) -> Iterator[TritonServer]:
+    """A server of one model, in float32, and drafting in every round, so that neither ties of
+    bfloat16 logits nor a busy machine decide what a test sees. Its log is in the folder."""
+    with (
+        overridden(repository, (model,), STEADY) as made,
+        TritonServer(ServerOptions(made, (model,), log_path=folder / "server.log")) as server,
+    ):
+        yield server
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,17 +43,8 @@ def served_model(request: pytest.FixtureRequest) -> Path:
 def triton_server(
     tmp_path_factory: pytest.TempPathFactory, served_model: Path
 ) -> Iterator[TritonServer]:
-    """A tritonserver with the model `tandem` on free ports, one for the whole session.
-
-    In float32, and drafting in every round, so that neither ties of bfloat16 logits nor a busy
-    machine decide what a test sees.
-    """
+    """A tritonserver with the model `tandem` on free ports, one for the whole session."""
     folder = tmp_path_factory.mktemp("triton")
     (folder / "tandem").symlink_to(served_model)
-    with (
-        overridden(folder, ("tandem",), STEADY) as repository,
-        TritonServer(
-            ServerOptions(repository, ("tandem",), log_path=folder / "server.log")
-        ) as server,
-    ):
+    with steady_server("tandem", folder, folder) as server:
         yield server

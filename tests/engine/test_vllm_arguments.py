@@ -38,3 +38,10 @@ def test_numbers_that_fit_are_as_they_were(asked):
     assert (found["max_tokens"], found["min_tokens"], found["top_k"]) == (8, 3, 0)
     assert list(found["extra_args"].values()) == [2]
     assert list(asked()["extra_args"].values()) == [None]
+
+
+@pytest.mark.parametrize("param", [{"seed": 1}, {"min_p": 0.1}, {"logit_bias": {3: 1.0}}], ids=str)
+def test_what_it_would_not_do_for_drafts_goes_without(asked, param):
+    assert list(asked(**param, num_draft_tokens=4)["extra_args"].values()) == [0]
+    greedy = asked(**param, num_draft_tokens=4, temperature=0)
+    assert list(greedy["extra_args"].values()) == [0 if "logit_bias" in param else 4]

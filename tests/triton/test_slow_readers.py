@@ -13,12 +13,10 @@ import psutil
 import pytest
 
 from tandem.metrics import FINISHED, GENERATED_TOKENS, KV_USAGE, RUNNING, WAITING
-from tandem.serving import ServerOptions, TritonServer
-from tandem.serving.overrides import overridden
 from tandem_client import GrpcClient
 from tandem_client.params import GenerationParams
 from tandem_client.wire import request_fields
-from tests.conftest import STEADY
+from tests.conftest import steady_server
 from tests.triton.conftest import PROMPT
 from tests.triton.scrape import settled, waited
 from tools.soak.leavers import LEAVERS, KilledLeaver
@@ -38,10 +36,7 @@ MOST_MIB = 32  # WRITTEN is some 12
 def server(tmp_path_factory, served_model):
     folder = tmp_path_factory.mktemp("slow")
     (folder / "tandem").symlink_to(served_model)
-    with (
-        overridden(folder, ("tandem",), STEADY) as repository,
-        TritonServer(ServerOptions(repository, ("tandem",), log_path=folder / "log")) as server,
-    ):
+    with steady_server("tandem", folder, folder) as server:
         yield server
 
 

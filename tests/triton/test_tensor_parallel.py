@@ -7,13 +7,10 @@ import time
 import psutil
 import pytest
 
-from tandem.serving import ServerOptions, TritonServer
-from tandem.serving.overrides import overridden
 from tandem_client import GrpcClient, Unavailable
-from tests.conftest import STEADY
+from tests.conftest import steady_server
 from tests.triton.conftest import PROMPT
 from tests.triton.protocol import WAIT
-from tests.triton.repository import MODEL_REPOSITORY
 from tools.soak.shared_memory import SharedMemory
 from tools.soak.watch import footprint
 
@@ -30,11 +27,7 @@ def shared():
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, shared):
-    log = tmp_path_factory.mktemp("tp") / "server.log"
-    with (
-        overridden(MODEL_REPOSITORY, (MODEL,), STEADY) as repository,
-        TritonServer(ServerOptions(repository, (MODEL,), log_path=log)) as server,
-    ):
+    with steady_server(MODEL, tmp_path_factory.mktemp("tp")) as server:
         yield server
 
 

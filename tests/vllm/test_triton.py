@@ -7,10 +7,8 @@ import psutil
 import pytest
 
 from tandem.metrics import RESTARTS, UP
-from tandem.serving import ServerOptions, TritonServer
-from tandem.serving.overrides import overridden
 from tandem_client import GrpcClient, Unavailable
-from tests.conftest import MODEL_REPOSITORY, STEADY
+from tests.conftest import steady_server
 from tests.triton.scrape import waited
 from tools.soak.shared_memory import SharedMemory
 from tools.soak.watch import footprint
@@ -31,11 +29,7 @@ def shared():
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, shared):
-    log = tmp_path_factory.mktemp("vllm") / "server.log"
-    with (
-        overridden(MODEL_REPOSITORY, (MODEL,), STEADY) as repository,
-        TritonServer(ServerOptions(repository, (MODEL,), log_path=log)) as server,
-    ):
+    with steady_server(MODEL, tmp_path_factory.mktemp("vllm")) as server:
         yield server
 
 
