@@ -62,8 +62,8 @@ struct Group {
   int steps, outputs;  // columns, or twos of them
 };
 
-// What is asked for while a group is multiplied: so many bytes a column, so that memory is at work
-// while weights in the cache are read once more.
+// What is asked for while a group is multiplied: a line of memory for each line that is read, every
+// `stride` bytes, so that memory is at work while weights in the cache are read once more.
 struct Ahead {
   const char* from;
   int stride;
@@ -74,9 +74,9 @@ struct Ahead {
 template <class W, int M, int P>
 __attribute__((noinline)) void tile(const Group<W>& group, int part, Ahead ahead, const Input<W>* x,
                                     float* y, int width) {
-  constexpr int kAtOnce = M * P < kSums ? 4 : 1;  // columns: fewer instructions, more registers
+  constexpr int kAtOnce = M * P < kSums ? 4 : 1;  // steps: fewer instructions, more registers
   constexpr int kLines = kAtOnce * kOutputs * sizeof(W) / 64;
-  // Few rows by twos go on as fast as memory does, and see by themselves what comes next.
+  // (By twos few rows are slower for it: there the processor sees by itself what comes next.)
   constexpr bool kAsks = !kIsTwo<W> || M > 3;
   Pair sums[M][P] = {};
   const int steps = group.steps;
