@@ -137,7 +137,7 @@ def _run(stream: ChunkStream, echo: bool) -> Completion:
                     print(chunk.text, end="", flush=True)
     finally:
         if echo and collector.started:
-            print()
+            print(flush=True)  # before what is said on stderr, in a pipe too
     return collector.completion()
 
 

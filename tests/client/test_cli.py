@@ -1,6 +1,8 @@
 """The command: what it prints, and its exit codes."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -31,6 +33,14 @@ def test_json_and_stats(run):
     assert (answer["text"], answer["token_ids"]) == ("a!", [1, 2, 1, 2])
     assert set(answer["timing"]) == {"time_to_first_token", "total", "tokens_per_second"}
     assert result.stderr.startswith("4 tokens, ")
+
+
+def test_stats_come_behind_the_text_in_a_pipe_too(service):
+    command = ["-m", "tandem_client.cli", "generate", "a", "--stats", "--url", service.url]
+    run = subprocess.run(
+        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert run.stdout.startswith("a!\n4 tokens, ")
 
 
 def test_what_a_request_may_say_beside_its_prompt(run, service):
