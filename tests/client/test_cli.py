@@ -36,7 +36,8 @@ def test_json_and_stats(run):
 
 
 def test_stats_come_behind_the_text_in_a_pipe_too(service):
-    command = ["-m", "tandem_client.cli", "generate", "a", "--stats", "--url", service.url]
+    # -I: without variables such as PYTHONUNBUFFERED, which would hide it
+    command = ["-I", "-m", "tandem_client.cli", "generate", "a", "--stats", "--url", service.url]
     run = subprocess.run(
         [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
