@@ -2,70 +2,87 @@
 
 `python -m benchmarks.adaptive` prints a table for easy, mixed and hopeless prompts and writes
 benchmarks/results/adaptive.json. Easy prompts repeat themselves, the mixed ones are half that and
-half held-out code, and hopeless is held-out code with a draft of random weights. All contenders
-share one target. As behind a load generator that keeps so many requests going, one that ends is
-followed by another, and time begins when a quarter of the first ones' tokens are there.
+half held-out code, and hopeless is held-out code with a draft of random weights. As behind a load
+generator that keeps so many requests going, one that ends is followed by another. Each contender
+has an engine of its own, all with the same weights in memory, and they take turns of half a second:
+what slows the machine down for a while slows all of them.
 """
 
 from __future__ import annotations
 
 import math
+import random
 import statistics
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import cycle
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import typer
+from rich.console import Console
+from rich.progress import track
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.common import (
     CACHE,
     MODELS,
     Batch,
-    Contender,
     Run,
     digest,
-    interleave,
     machine,
     made_once,
     prompts,
     save,
     show,
-    summarized,
 )
 from tandem import Engine, EngineConfig, SamplingParams
+from tandem.drafting.mixture import MixtureProposer
+from tandem.runners.model_runner import ModelRunner
 from tandem.tokenizer import Tokenizer
 
 LENGTHS = (2, 4, 8)
 PLAIN, ADAPTIVE = "plain", "adaptive"
 TITLES = (PLAIN, *(f"k = {k}" for k in LENGTHS), ADAPTIVE)
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64)
-AT_LEAST = 32  # requests' tokens that a turn takes
+TURN = 0.5  # seconds
+PARTS = 5  # of the turns, whose figures show how far they differ
 
 
 def main(
     new_tokens: Annotated[int, typer.Option(help="Tokens generated a prompt.")] = 128,
-    repeats: Annotated[int, typer.Option(help="Rounds; the median counts.")] = 5,
+    seconds: Annotated[float, typer.Option(help="Measured of each contender and load.")] = 20.0,
+    warm_up: Annotated[float, typer.Option(help="Seconds of each before these.")] = 5.0,
     threads: Annotated[int, typer.Option(help="CPU threads.")] = 2,
     concurrencies: Annotated[list[int] | None, typer.Option(help="Requests at once.")] = None,
 ) -> None:
     """Measures and reports."""
     torch.set_num_threads(threads)
     sweep = concurrencies or list(CONCURRENCIES)
-    result: dict[str, Any] = {"machine": machine(), "new_tokens": new_tokens}
+    result: dict[str, Any] = {
+        "machine": machine(),
+        "new_tokens": new_tokens,
+        "seconds": seconds,
+        "turn": TURN,
+    }
     cases = {"easy": MODELS / "draft", "mixed": MODELS / "draft", "hopeless": _random_draft()}
     for case, draft in cases.items():
         with ExitStack() as stack:
-            fixed = stack.enter_context(_engine(draft, False))
-            adaptive = stack.enter_context(_engine(draft, True))
-            adaptive.target = fixed.target  # the same weights at the same place in memory
-            engines = {PLAIN: (fixed, 0)} | {f"k = {k}": (fixed, k) for k in LENGTHS}
-            engines[ADAPTIVE] = adaptive, max(LENGTHS)
-            result[case] = _sweep(case, engines, new_tokens, sweep, repeats)
+            contenders = _contenders(draft, stack)
+            texts = _texts(case)
+            result[case] = {}
+            for concurrency in sweep:
+                loads = {
+                    title: Load(one, texts, concurrency, new_tokens)
+                    for title, one in contenders.items()
+                }
+                turns = _turns(f"{case}, {concurrency}", loads, warm_up, seconds)
+                result[case][str(concurrency)] = {
+                    title: _speeds(runs) for title, runs in turns.items()
+                }
+        _show(case, result[case])
     save("adaptive", result)
 
 
@@ -83,55 +100,98 @@ def _random_draft() -> Path:
     return made_once(CACHE / "models" / f"random-draft-{digest(draft)}", make)
 
 
-def _engine(draft: Path, adaptive: bool) -> Engine:
+class Clock:
+    """Seconds, those left out in which others had their turns."""
+
+    def __init__(self) -> None:
+        self._left_out = 0.0
+        self._stopped: float | None = time.perf_counter()
+
+    def __call__(self) -> float:
+        return time.perf_counter() - self._left_out
+
+    @contextmanager
+    def going(self) -> Iterator[None]:
+        """It stands still before and behind."""
+        if self._stopped is not None:
+            self._left_out += time.perf_counter() - self._stopped
+        yield
+        self._stopped = time.perf_counter()
+
+
+class Contender(NamedTuple):
+    """An engine, and what it takes for the time."""
+
+    engine: Engine
+    clock: Clock
+
+
+def _contenders(draft: Path, stack: ExitStack) -> dict[str, Contender]:
+    made = {PLAIN: _engine(None, 0, False)}
+    made |= {f"k = {k}": _engine(draft, k, False) for k in LENGTHS}
+    made[ADAPTIVE] = _engine(draft, max(LENGTHS), True)
+    clocks = {title: Clock() for title in made}
+    for engine in made.values():
+        stack.enter_context(engine)
+        _share_weights(made[PLAIN], engine)
+    learning = made[ADAPTIVE].proposer
+    assert isinstance(learning, MixtureProposer)
+    learning.watch.clock = clocks[ADAPTIVE]
+    return {title: Contender(engine, clocks[title]) for title, engine in made.items()}
+
+
+def _engine(draft: Path | None, k: int, adaptive: bool) -> Engine:
+    speculation = {"draft_model": draft, "num_speculative_tokens": k} if draft else {}
     return Engine(
         EngineConfig(
             model=MODELS / "target",
-            draft_model=draft,
-            num_speculative_tokens=max(LENGTHS),
             adaptive_speculation=adaptive,
             enable_prefix_caching=False,
             kv_cache_memory="512MiB",
             devices="cpu",
+            **speculation,
         )
     )
 
 
-def _contender(engine: Engine, k: int, new_tokens: int, concurrency: int) -> Contender:
+def _share_weights(one: Engine, other: Engine) -> None:
+    """The other computes with the same memory's: where they lie, some are read faster."""
+    assert isinstance(one.target, ModelRunner) and isinstance(other.target, ModelRunner)
+    other.target.model = one.target.model
+    other.target.allocate(other.stats().blocks_total, other.config.block_size)
+
+
+class Load:
     """Keeps so many requests going. The first ones' lengths differ, so that ends come evenly."""
-    params = SamplingParams(
-        temperature=0, max_tokens=new_tokens, ignore_eos=True, num_draft_tokens=k
-    )
 
-    def run(batch: Batch) -> Run:
-        coming = cycle(batch)
-        going = set()
+    def __init__(self, of: Contender, texts: Batch, concurrency: int, new_tokens: int) -> None:
+        self._engine, self._clock = of
+        self._coming = cycle(texts)
+        self._longest = new_tokens
+        self._going: set[str] = set()
         for place in range(1, 1 + concurrency):
-            length = math.ceil(new_tokens * place / concurrency)
-            first = params.model_copy(update={"max_tokens": length})
-            going.add(engine.add_request(next(coming), first))
+            self._add(math.ceil(new_tokens * place / concurrency))
 
-        def step() -> int:
-            tokens = 0
-            for output in engine.step():
-                tokens += len(output.token_ids)
-                if output.finish_reason:
-                    going.remove(output.request_id)
-                    going.add(engine.add_request(next(coming), params))
-            return tokens
+    def _add(self, tokens: int) -> None:
+        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+        self._going.add(self._engine.add_request(next(self._coming), params))
 
-        read = 0
-        while read < concurrency * new_tokens / 4:
-            read += step()
+    def run(self, seconds: float) -> Run:
+        """A turn, which ends with the step under way."""
         tokens, start = 0, time.perf_counter()
-        while tokens < max(2 * concurrency, AT_LEAST) * new_tokens:
-            tokens += step()
-        seconds = time.perf_counter() - start
-        for request in going:
-            engine.abort(request)
-        return Run(tokens, seconds)
+        with self._clock.going():
+            while (elapsed := time.perf_counter() - start) < seconds:
+                for output in self._engine.step():
+                    tokens += len(output.token_ids)
+                    if output.finish_reason:
+                        self._going.remove(output.request_id)
+                        self._add(self._longest)
+        return Run(tokens, elapsed)
 
-    return run
+    def end(self) -> None:
+        """Drops what is under way."""
+        for request in self._going:
+            self._engine.abort(request)
 
 
 def _texts(case: str) -> list[list[int]]:
@@ -146,32 +206,35 @@ def _texts(case: str) -> list[list[int]]:
     return [tokenizer.encode(texts[place % len(texts)]) for place in range(most)]
 
 
-def _sweep(
-    case: str,
-    engines: dict[str, tuple[Engine, int]],
-    new_tokens: int,
-    sweep: Sequence[int],
-    repeats: int,
-) -> dict[str, Any]:
-    """engines: and the draft tokens that each may propose."""
-    texts = _texts(case)
-    result: dict[str, Any] = {}
-    for concurrency in sweep:
-        contenders = {
-            title: _contender(engine, k, new_tokens, concurrency)
-            for title, (engine, k) in engines.items()
-        }
-        contenders[ADAPTIVE](texts)  # it gets to know this load
-        found = summarized(interleave(contenders, [texts], repeats))
-        result[str(concurrency)] = {
-            title: {
-                "tokens_per_second": round(one.tokens_per_second, 1),
-                "by_repeat": [round(speed, 1) for speed in one.by_repeat],
-            }
-            for title, one in found.items()
-        }
-    _show(case, result)
-    return result
+def _turns(
+    what: str, loads: dict[str, Load], warm_up: float, seconds: float
+) -> dict[str, list[Run]]:
+    """Of each, one after the other, in an order that is drawn anew each time."""
+    for load in loads.values():
+        load.run(warm_up)
+    turns: dict[str, list[Run]] = {title: [] for title in loads}
+    order, names = random.Random(0), list(loads)
+    console = Console(stderr=True)
+    for _ in track(range(round(seconds / TURN)), description=what, console=console):
+        order.shuffle(names)
+        for name in names:
+            turns[name].append(loads[name].run(TURN))
+    for load in loads.values():
+        load.end()
+    return turns
+
+
+def _speeds(turns: Sequence[Run]) -> dict[str, Any]:
+    size = max(1, len(turns) // PARTS)
+    parts = [turns[at : at + size] for at in range(0, len(turns), size)]
+    return {
+        "tokens_per_second": round(_speed(turns), 1),
+        "by_part": [round(_speed(part), 1) for part in parts],
+    }
+
+
+def _speed(turns: Sequence[Run]) -> float:
+    return sum(one.tokens for one in turns) / sum(one.seconds for one in turns)
 
 
 def speeds(of: dict[str, Any]) -> dict[str, float]:

@@ -97,8 +97,8 @@ def by_whim(engine, seed):
 def _by_clock(engine, clock, dearest):
     costs = RoundCosts({1: 1.0, 4096: dearest})
     mixture = engine.proposer
-    mixture.costs = mixture._chooser._costs = mixture._watch.costs = costs
-    mixture._watch.clock = clock
+    mixture.costs = mixture._chooser._costs = mixture.watch.costs = costs
+    mixture.watch.clock = clock
     passed = mixture.passed
 
     def by_clock(rows, seconds):

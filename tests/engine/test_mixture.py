@@ -267,7 +267,7 @@ def rested(world, mixture, model, rounds):
 def test_a_draft_that_few_follow_far_is_timed_as_a_shorter_one():
     world, timed = World(), []
     mixture = of_a_model(world, Guess(world, 0.9, level_s=0.1))
-    mixture._watch.drafted = lambda requests, levels, seconds, read: timed.append(levels)
+    mixture.watch.drafted = lambda requests, levels, seconds, read: timed.append(levels)
     rooms = [4] + [1] * 7
     draft = mixture.propose([Decode(make_request([1, 2]), room) for room in rooms])
     lengths, share = [len(tokens) for tokens in draft.tokens], tokens_share(8)

@@ -68,7 +68,7 @@ class MixtureProposer(Proposer):
         self._requests = Notes[Known]()
         self._agenda: Agenda | None = None
         self._rounds = 0
-        self._watch = Stopwatch(costs, clock)
+        self.watch = Stopwatch(costs, clock)
         self._round: Begun | None = None
 
     # -- drafting ------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ class MixtureProposer(Proposer):
             return Draft([])
         self._rounds += 1
         agenda = self._agenda = self._agenda_of(decodes)
-        begun = self._watch.clock()
+        begun = self.watch.clock()
         draft, by_model = agenda.idle, False
         if draft is None:
             # what lookups draft for others would have to be verified in the same launch
@@ -91,7 +91,7 @@ class MixtureProposer(Proposer):
 
     def passed(self, rows: int, seconds: float) -> None:
         begun = self._round
-        if begun is not None and self._watch.ended(begun, rows, seconds) and not begun.by_model:
+        if begun is not None and self.watch.ended(begun, rows, seconds) and not begun.by_model:
             self._rests.shown(self._rounds)
 
     def _agenda_of(self, decodes: Sequence[Decode]) -> Agenda:
@@ -110,7 +110,7 @@ class MixtureProposer(Proposer):
 
     def _make_agenda(self, decodes: Sequence[Decode], rounds: int) -> Agenda:
         """Holds for so many rounds; not with lookups, whose finds change from one to the next."""
-        self._watch.learn()
+        self.watch.learn()
         requests = [self._known(decode.request) for decode in decodes]
         self._look_up(decodes, requests)
         choices = [
@@ -194,7 +194,7 @@ class MixtureProposer(Proposer):
         """Has the model draft so many tokens; where it does, its draft takes the part's place."""
         assert self.model is not None
         mine = [place for place, length in enumerate(asked) if length]
-        began = self._watch.clock()
+        began = self.watch.clock()
         read = self._catch_up([agenda.decodes[place].request for place in mine])
         found = self.model.proposer.propose(
             [Decode(decode.request, n) for decode, n in zip(agenda.decodes, asked, strict=True)],
@@ -202,7 +202,7 @@ class MixtureProposer(Proposer):
         )
         share, took = tokens_share(len(mine)), self._drafting_since(began, found)
         levels = (1 - share) * max(asked) + share * sum(asked) / len(mine)
-        self._watch.drafted(len(mine), levels, took, read)
+        self.watch.drafted(len(mine), levels, took, read)
         for place in mine:
             if found.tokens[place]:  # otherwise it still reads the text
                 parts[place] = part_of(found, place)
@@ -211,7 +211,7 @@ class MixtureProposer(Proposer):
 
     def _drafting_since(self, began: float, draft: Draft) -> float:
         """Seconds."""
-        return draft.verified.drafting if draft.verified else self._watch.clock() - began
+        return draft.verified.drafting if draft.verified else self.watch.clock() - began
 
     def _catch_up(self, requests: Sequence[Request]) -> int:
         """Has the model read what was held back of these; how many tokens it has to read."""
@@ -248,7 +248,7 @@ class MixtureProposer(Proposer):
         place = min(able, key=lambda one: (waived[one], self._unread(agenda.decodes[one].request)))
         asked = [0] * len(parts)
         asked[place] = min(PROBE, agenda.decodes[place].lookahead)
-        began = self._watch.clock()
+        began = self.watch.clock()
         draft = self._draft(agenda, asked, parts, alone)
         self._charge_probe(len(parts), self._drafting_since(began, draft) + waived[place])
         return draft
