@@ -15,7 +15,7 @@ from tandem.drafting import Proposer
 from tandem.drafting.build import choose_proposer, choose_translation, load_guesser
 from tandem.drafting.heads.features import FeatureGuesser
 from tandem.drafting.steps import Guesser
-from tandem.drafting.times import profile
+from tandem.drafting.times import BEHIND_TEXTS, TEXT, Profile, profile
 from tandem.drafting.vocabulary import Translation
 from tandem.errors import CheckpointError, ConfigError
 from tandem.kv_cache import BlockManager, cpu_kv_memory
@@ -138,7 +138,11 @@ def wire(config: EngineConfig, chosen: Chosen, world: World | None, loaded: Load
         scheduler=Scheduler(config, blocks, meters),
         meters=meters,
         proposer=choose_proposer(
-            config, target, guesser, sampler, lambda: pass_times(config, target, num_blocks)
+            config,
+            target,
+            guesser,
+            sampler,
+            lambda: pass_times(config, target, num_blocks, chosen.max_model_len),
         ),
         sampler=sampler,
     )
@@ -242,14 +246,21 @@ def size_pool(
     return num_blocks
 
 
-def pass_times(config: EngineConfig, target: Runner, num_blocks: int) -> dict[int, float]:
-    """Seconds of the target's passes by their rows. Writes into KV blocks, which are free yet."""
+def pass_times(
+    config: EngineConfig, target: Runner, num_blocks: int, max_model_len: int
+) -> Profile:
+    """What the target's passes take. They write into KV blocks, which are free yet."""
 
-    def run(rows: int) -> None:
-        target.forward([0] * rows, [Query([block], 0, 1) for block in range(rows)])[0, 0].item()
+    def run(requests: int, each: int, behind: int) -> None:
+        blocks = -(-(behind + each) // config.block_size)
+        places = [range(one * blocks, (one + 1) * blocks) for one in range(requests)]
+        queries = [Query(place, behind, each) for place in places]
+        target.forward([0] * (requests * each), queries)[0, 0].item()
 
     useful = config.max_num_seqs * (1 + config.lookahead)
-    return profile(run, min(config.max_num_batched_tokens, num_blocks, useful))
+    most = min(config.max_num_batched_tokens, num_blocks, useful)
+    room = num_blocks // BEHIND_TEXTS * config.block_size
+    return profile(run, most, min(TEXT, room, max_model_len))
 
 
 def bytes_a_block(config: EngineConfig, caches: Sequence[Cache], placement: Placement) -> int:

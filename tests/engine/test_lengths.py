@@ -2,17 +2,19 @@
 
 import itertools
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from tandem.drafting import times
 from tandem.drafting.between import NOBODY, BetweenPasses
-from tandem.drafting.costs import EXPLORING, FIRST_PROBES, RoundCosts
+from tandem.drafting.costs import EXPLORING, FIRST_PROBES, Load, RoundCosts
 from tandem.drafting.gains import PRIOR, Gains
 from tandem.drafting.lengths import Option, best_lengths, outlook, tokens_share
 from tandem.drafting.remembered import Known
 from tandem.drafting.stopwatch import Begun, Stopwatch
-from tandem.drafting.times import Times, profile
+from tandem.drafting.times import TextTimes, Times, profile
 
 FLAT = RoundCosts({1: 1.0, 64: 1.0})
 STEEP = RoundCosts({1: 1.0, 64: 64.0})
@@ -30,7 +32,7 @@ def options(*chances, by_model=(), longest=8):
 def lengths_of(costs, *chances, by_model=()):
     some = options(*chances, by_model=by_model)
     drafts = costs.drafts(max(1, len(by_model)), 8)
-    return best_lengths(costs.rounds(1, 100), drafts, some).lengths
+    return best_lengths(costs.rounds(Load(1), 100), drafts, some).lengths
 
 
 def line(level, longest=8):
@@ -86,6 +88,18 @@ def test_what_is_known_of_a_request_fades_while_nothing_is_drafted():
     assert gains.expected(request, COUNT)[0] > 0.8
 
 
+def test_places_that_only_the_good_reach_look_no_better_for_it():
+    """Half of the requests do badly, and their drafts are cut short."""
+    gains, good, bad = Gains(4), {}, {}
+    for number in range(600):
+        gains.learn(good, COUNT, 4, [1, 2, 3, 4] if number % 2 else [1, 2])
+        gains.learn(bad, COUNT, 2, [1, 2] if number % 4 == 0 else [])
+    usual = gains.expected({}, COUNT)
+    assert usual == pytest.approx([0.625, 0.625, 0.3125, 0.3125], abs=0.05)
+    middling = learn(gains, {}, 200, 2, [1, 2])
+    assert middling[2] == pytest.approx(0.5, abs=0.05)
+
+
 def test_gains_never_rise():
     assert (np.diff(learn(Gains(3), {}, 100, 3, [3])) <= 0).all()
 
@@ -98,20 +112,56 @@ def test_requests_are_told_apart():
     assert gains.expected(good, COUNT)[1] > 0.7 > 0.3 > gains.expected(bad, COUNT)[0]
 
 
-def test_a_profile_takes_the_least_of_some_tries_and_stops_at_the_most():
-    calls = []
-    found = profile(calls.append, 20)
-    assert sorted(found) == [1, 2, 4, 8, 16]
-    assert calls == sorted(calls, reverse=True)  # the first use of memory is no pass's time
-    assert calls.count(8) > 1
-    assert all(seconds >= 0 for seconds in found.values())
+def profiled(monkeypatch, seconds, most, text=64):
+    """By a clock that passes alone move on, and these passes: requests, rows of each, text."""
+    now, passes = [0.0], []
+    monkeypatch.setattr(times, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def run(requests, each, behind):
+        passes.append((requests, each, behind))
+        now[0] += seconds(requests, each, behind, len(passes))
+
+    return profile(run, most, text), passes
+
+
+def test_a_profile_takes_the_least_of_some_tries_and_stops_at_the_most(monkeypatch):
+    found, passes = profiled(monkeypatch, lambda many, _, __, tries: 1e-3 * (many + tries % 3), 20)
+    assert found.rows == {rows: pytest.approx(1e-3 * rows) for rows in (1, 2, 4, 8, 16)}
+    by_rows = [many for many, each, behind in passes if each == 1 and not behind]
+    assert by_rows[:15] == sorted(by_rows[:15], reverse=True)  # the first use of memory is no
+    assert max(many * each for many, each, _ in passes) <= 20  # pass's time
 
 
 def test_long_passes_are_profiled_but_once(monkeypatch):
-    monkeypatch.setattr("tandem.drafting.times.LONG_S", 0.0)
-    calls = []
-    profile(calls.append, 4)
-    assert calls == [4, 2, 1]
+    _, passes = profiled(monkeypatch, lambda *_: 1.0, 4, text=1)
+    assert passes == [(4, 1, 0), (2, 1, 0), (1, 1, 0)]
+
+
+@pytest.mark.parametrize(("most", "text"), [(512, 256), (64, 64), (20, 64), (2, 3), (40, 2000)])
+def test_what_texts_take_is_profiled_by_tokens_and_by_the_rows_that_see_them(
+    monkeypatch, most, text
+):
+    def seconds(requests, each, behind, _):
+        return 0.01 + requests * behind * (2e-6 + 1e-6 * each)
+
+    found, passes = profiled(monkeypatch, seconds, most, text)
+    assert found.texts == pytest.approx((2e-6, 1e-6))
+    assert all(each + behind <= text and many * each <= most for many, each, behind in passes)
+    assert found.texts.of(4, 400, 8) == pytest.approx(400 * (2e-6 + 2 * 1e-6))
+
+
+def test_what_cannot_be_profiled_of_texts_is_taken_for_nothing(monkeypatch):
+    for most, text in ((1, 64), (64, 1), (64, 8)):
+        assert profiled(monkeypatch, lambda *_: 1e-3, most, text)[0].texts == (0, 0)
+
+
+def test_longer_texts_make_rounds_and_their_rows_take_longer():
+    costs = RoundCosts({1: 1.0, 64: 1.0}, TextTimes(0.01, 0.001))
+    assert costs.rounds(Load(2, 100), 8)[4] == pytest.approx(1 + 1.0 + 0.2)
+    assert costs.rounds(Load(2, 200), 8)[8] == pytest.approx(1 + 2.0 + 0.8)
+    assert costs.rounds(Load(2, 200), 8)[2] == pytest.approx(1 + 2.0 + 0.2)
+    costs.observe_pass(Load(2, 200), 2, 1 + 2.0 + 0.2)  # just what was expected
+    assert costs.rounds(Load(2), 2)[2] == pytest.approx(1.0)
 
 
 def test_fewer_rows_are_expected_to_take_no_longer_than_more_did():
@@ -170,7 +220,7 @@ def test_exploring_takes_a_small_share_of_the_time_but_at_first():
         if costs.may_explore:
             costs.explored(3.0)
             probed.append(now)
-        costs.observe_pass(1, 1, 1.0)
+        costs.observe_pass(Load(1), 1, 1.0)
     assert probed[:FIRST_PROBES] == list(range(FIRST_PROBES))
     assert 0 < 3.0 * (len(probed) - FIRST_PROBES) <= EXPLORING * 2000 + 3
 
@@ -203,14 +253,14 @@ def test_one_request_without_a_lookup_does_not_make_all_others_wait():
 def test_a_request_that_joins_a_plan_gets_what_gains_as_much():
     steep = RoundCosts({1: 1.0, 64: 20.0})
     some = options(0.8, 0.8, by_model=[0, 1])
-    plan = best_lengths(steep.rounds(2, 100), FREE, some)
+    plan = best_lengths(steep.rounds(Load(2), 100), FREE, some)
     deepest = max(plan.lengths)
     assert plan.least == pytest.approx(0.8**deepest)
     assert plan.joined(Option([0.99] * 8, True)) == deepest  # more levels would cost all others
     assert plan.joined(Option([0.99] * 8, False)) == 8
     assert plan.joined(Option([0.99, plan.least, plan.least / 2], True)) == 2
     assert plan.joined(Option([plan.least / 2], True)) == 0
-    nothing = best_lengths(STEEP.rounds(2, 100), FREE, options(0.1, 0.1, by_model=[0, 1]))
+    nothing = best_lengths(STEEP.rounds(Load(2), 100), FREE, options(0.1, 0.1, by_model=[0, 1]))
     assert nothing.lengths == [0, 0]
     assert nothing.joined(Option([1.0] * 8, True)) == nothing.joined(Option([1.0], False)) == 0
 
@@ -307,8 +357,8 @@ def test_what_a_round_takes_besides_its_pass_makes_longer_drafts_pay():
     assert lengths_of(costs, 0.8) == [3]
     for seconds in [3.0] * 20 + [1000.0]:  # and then there was nothing to do for a while
         costs.between.observe(1, seconds)
-        costs.observe_pass(1, 1, 1.0)
-    assert 4.0 < costs.rounds(1, 1)[1] < 5.0
+        costs.observe_pass(Load(1), 1, 1.0)
+    assert 4.0 < costs.rounds(Load(1), 1)[1] < 5.0
     assert lengths_of(costs, 0.8)[0] > 5
 
 
@@ -325,12 +375,12 @@ def test_a_draft_must_promise_more_than_none_by_a_margin():
 def test_what_a_models_draft_takes_besides_is_paid_by_drafts_alone():
     costs = RoundCosts({1: 1.0, 64: 1.0})
     costs.between.observe(1, 3.0, by_model=True)
-    assert costs.rounds(1, 1)[1] == pytest.approx(4.0)  # as long as none went without
+    assert costs.rounds(Load(1), 1)[1] == pytest.approx(4.0)  # as long as none went without
     for _ in range(30):
         costs.between.observe(1, 1.0)
         costs.between.observe(1, 3.0, by_model=True)
     assert costs.between.besides(1) == pytest.approx(2.0)
-    seconds, some = costs.rounds(1, 9), [Option([0.9], True)]
+    seconds, some = costs.rounds(Load(1), 9), [Option([0.9], True)]
     assert seconds[1] == pytest.approx(2.0)
     assert best_lengths(seconds, FREE, some).lengths == [1]
     assert best_lengths(seconds, FREE, some, besides=costs.between.besides(1)).lengths == [0]
@@ -350,15 +400,15 @@ def test_what_rounds_take_between_their_passes_grows_with_the_requests():
 def test_what_passes_take_is_learnt_from_their_average():
     costs = RoundCosts({1: 1.0, 64: 1.0})
     for number in range(400):
-        costs.observe_pass(1, 4, 1.3 if number % 8 == 7 else 1.1)
+        costs.observe_pass(Load(1), 4, 1.3 if number % 8 == 7 else 1.1)
     assert costs.passes(9)[4] == pytest.approx(1.125, abs=0.01)
 
 
 def test_passes_of_other_sizes_teach_nothing_of_those_between():
     costs = RoundCosts({1: 1.0, 256: 256.0})
     for _ in range(400):
-        costs.observe_pass(2, 8, 8.0)
-        costs.observe_pass(2, 64, 80.0)
+        costs.observe_pass(Load(2), 8, 8.0)
+        costs.observe_pass(Load(2), 64, 80.0)
     assert costs.passes(64)[8] == pytest.approx(8.0, rel=0.02)
     assert costs.passes(64)[64] == pytest.approx(80.0, rel=0.02)
     assert costs.passes(64)[36] < 1.2 * 36.0
@@ -367,51 +417,56 @@ def test_passes_of_other_sizes_teach_nothing_of_those_between():
 def test_times_that_vary_are_not_taken_for_texts():
     noise, costs = random.Random(1), RoundCosts({1: 1.0, 256: 256.0})
     for _ in range(4000):
-        costs.observe_pass(16, 16, 16.0 * noise.uniform(0.9, 1.1))
+        costs.observe_pass(Load(16), 16, 16.0 * noise.uniform(0.9, 1.1))
     assert costs.passes(64)[16] == pytest.approx(16.0, rel=0.04)
 
 
 def test_what_passes_take_from_now_on_is_learnt_soon():
     costs = RoundCosts({1: 1.0, 64: 1.0})
     for _ in range(24):
-        costs.observe_pass(1, 4, 1.5)
+        costs.observe_pass(Load(1), 4, 1.5)
     assert costs.passes(9)[4] > 1.2
 
 
 def test_a_pass_that_was_held_up_teaches_little():
     costs = RoundCosts({1: 1.0, 64: 1.0})
     for number in range(8):
-        costs.observe_pass(1, 4, 1.0 if number else 100.0)
+        costs.observe_pass(Load(1), 4, 1.0 if number else 100.0)
     assert costs.passes(9)[4] < 1.03
 
 
 def test_texts_take_as_long_with_drafts_as_without():
     costs = RoundCosts({1: 1.0, 256: 256.0})
     for _ in range(60):
-        costs.observe_pass(16, 16, 24.0)
+        costs.observe_pass(Load(16), 16, 24.0)
     assert costs.passes(64)[16] == pytest.approx(16.0)
-    assert costs.rounds(16, 64)[64] == pytest.approx(64.0 + 8.0, rel=0.01)
-    assert costs.rounds(32, 64)[64] == pytest.approx(64.0 + 8.0 * (NOBODY + 32) / (NOBODY + 16))
+    assert costs.rounds(Load(16), 64)[64] == pytest.approx(64.0 + 8.0, rel=0.01)
+    assert costs.rounds(Load(32), 64)[64] == pytest.approx(
+        64.0 + 8.0 * (NOBODY + 32) / (NOBODY + 16)
+    )
     for _ in range(400):
-        costs.observe_pass(16, 64, 60.0)
-    assert costs.rounds(16, 64)[64] == pytest.approx(60.0, rel=0.01)
-    assert costs.rounds(16, 16)[16] == pytest.approx(24.0, rel=0.02)
+        costs.observe_pass(Load(16), 64, 60.0)
+    assert costs.rounds(Load(16), 64)[64] == pytest.approx(60.0, rel=0.01)
+    assert 0.9 * 24.0 < costs.rounds(Load(16), 16)[16] < 24.0  # is the machine faster now?
+    for _ in range(20):
+        costs.observe_pass(Load(16), 16, 24.0)
+    assert costs.rounds(Load(16), 16)[16] == pytest.approx(24.0, rel=0.01)
 
 
 def test_few_requests_are_no_measure_of_what_texts_take_many():
     """Part of what one request's pass takes beyond the profile is spent once a pass."""
     costs, each = RoundCosts({1: 1.0, 256: 2.0}), 0.2
     for _ in range(60):
-        costs.observe_pass(1, 1, 1.0 + 1.0 + each)
-    expected = costs.rounds(16, 16)[16] - costs.passes(16)[16]
+        costs.observe_pass(Load(1), 1, 1.0 + 1.0 + each)
+    expected = costs.rounds(Load(16), 16)[16] - costs.passes(16)[16]
     assert 0.6 * (1.0 + 16 * each) < expected < 1.4 * (1.0 + 16 * each)
 
 
 def test_rows_that_take_less_than_was_measured_are_noticed_without_drafts_too():
     costs = RoundCosts({1: 1.0, 64: 64.0})
     for _ in range(200):
-        costs.observe_pass(16, 16, 8.0)
-    assert costs.rounds(16, 16)[16] == pytest.approx(8.0, rel=0.02)
+        costs.observe_pass(Load(16), 16, 8.0)
+    assert costs.rounds(Load(16), 16)[16] == pytest.approx(8.0, rel=0.02)
 
 
 def test_what_a_model_reads_is_borne_by_the_tokens_to_come():
@@ -491,10 +546,10 @@ def test_what_was_waited_for_between_requests_is_no_rounds_cost():
     now = iter(range(0, 1000, 10))
     watch = Stopwatch(costs, lambda: float(next(now)))
     for first in ("a", "b", "c"):
-        watch.ended(Begun(1, first, False, 1, watch.clock()), 1, 1.0)
+        watch.ended(Begun(Load(1), first, False, 1, watch.clock()), 1, 1.0)
     watch.learn()
     assert costs.between.of(1) == 0
-    watch.ended(Begun(1, "c", False, 1, watch.clock()), 1, 1.0)
+    watch.ended(Begun(Load(1), "c", False, 1, watch.clock()), 1, 1.0)
     watch.learn()
     assert costs.between.of(1) == 10
 
@@ -506,10 +561,10 @@ def test_what_was_waited_for_between_requests_is_no_rounds_cost():
 def test_the_first_pass_behind_a_draft_is_learnt_of_drafting_rounds_alone(by_model, learnt):
     """It finds in the caches what the draft has left there."""
     costs, seen = RoundCosts({1: 1.0, 64: 1.0}), []
-    costs.observe_pass = lambda requests, rows, seconds: seen.append(rows)
+    costs.observe_pass = lambda load, rows, seconds: seen.append(rows)
     watch = Stopwatch(costs, lambda: 0.0)
     for drafts in by_model:
-        watch.ended(Begun(1, "a", drafts, 1, 0.0), 1, 1.0)
+        watch.ended(Begun(Load(1), "a", drafts, 1, 0.0), 1, 1.0)
     watch.learn()
     assert len(seen) == len(by_model)
     assert len([rows for rows in seen if rows]) == learnt
@@ -521,11 +576,11 @@ def test_what_requests_that_come_and_go_take_is_no_rounds_cost():
     watch = Stopwatch(costs, lambda: 0.0)
     for _ in range(100):
         for requests, rows, seconds in ((16, 16, 8.0), (15, 15, 16.0), (15, 143, 60.0)):
-            watch.ended(Begun(requests, "first", False, requests, 0.0), rows, seconds)
-        watch.ended(Begun(16, "first", False, 16, 0.0), 16, 15.0)
-        watch.ended(Begun(16, "first", False, 16, 0.0), 16, 8.0)
+            watch.ended(Begun(Load(requests), "first", False, requests, 0.0), rows, seconds)
+        watch.ended(Begun(Load(16), "first", False, 16, 0.0), 16, 15.0)
+        watch.ended(Begun(Load(16), "first", False, 16, 0.0), 16, 8.0)
     watch.learn()
-    assert costs.rounds(16, 16)[16] == pytest.approx(8.0, rel=0.05)
+    assert costs.rounds(Load(16), 16)[16] == pytest.approx(8.0, rel=0.05)
 
 
 def test_a_draft_beside_requests_that_come_and_go_teaches_only_what_reading_takes():
@@ -533,8 +588,8 @@ def test_a_draft_beside_requests_that_come_and_go_teaches_only_what_reading_take
     watch = Stopwatch(costs, lambda: 0.0)
     for requests, seconds, read in ((8, 1.0, 0), (8, 1.0, 0), (8, 21.0, 200), (7, 5.0, 0)):
         watch.drafted(requests, 2, seconds, read)
-        watch.ended(Begun(requests, "first", True, 3 * requests, 0.0), 3 * requests, 1.0)
-    watch.ended(Begun(7, "first", False, 7, 0.0), 7, 1.0)  # for which nothing is drafted
+        watch.ended(Begun(Load(requests), "first", True, 3 * requests, 0.0), 3 * requests, 1.0)
+    watch.ended(Begun(Load(7), "first", False, 7, 0.0), 7, 1.0)  # for which nothing is drafted
     watch.learn()
     assert costs.drafts(7, 2)[2] == pytest.approx(1.0)
     assert costs.reading(100) == pytest.approx(10.0)

@@ -511,7 +511,7 @@ class OneIsRight(NoProposer):
 
 
 def test_a_request_that_is_known_has_an_outlook_of_its_own():
-    world = World()
+    world = World(0.03)
     good, bad = make_request([1, 2]), make_request([1, 2])
     model = Method("model", OneIsRight(good), False)
     mixture = MixtureProposer([model], LONGEST, world.costs(), clock=world.clock)

@@ -27,6 +27,7 @@ from tandem.drafting.mixture import MixtureProposer
 from tandem.drafting.ngram import NgramProposer
 from tandem.drafting.steps import Guesser
 from tandem.drafting.suffix import SuffixProposer
+from tandem.drafting.times import Profile
 from tandem.drafting.tree import TreeProposer
 from tandem.drafting.vocabulary import Translation, Vocabulary, translate
 from tandem.errors import CheckpointError
@@ -128,15 +129,15 @@ def choose_proposer(
     target: Runner,
     guesser: Guesser | None,
     sampler: Sampler,
-    pass_times: Callable[[], dict[int, float]],
+    pass_times: Callable[[], Profile],
 ) -> Proposer:
-    """The proposer of `speculative_method`. pass_times measures the target, where that is wanted:
-    seconds of a pass by its rows."""
+    """The proposer of `speculative_method`. pass_times measures the target, where that is
+    wanted."""
     rounds = choose_rounds(config, target, guesser, sampler)
     made = [_make_method(config, name, guesser, sampler, rounds) for name in config.methods]
     if config.method == "none" or not config.adaptive_speculation:
         return made[0].proposer
-    costs = RoundCosts(pass_times())
+    costs = RoundCosts(*pass_times())
     return MixtureProposer(made, config.lookahead, costs, config.enable_prefix_caching)
 
 

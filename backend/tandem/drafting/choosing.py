@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tandem.drafting import Proposer
-from tandem.drafting.costs import RoundCosts
+from tandem.drafting.costs import Load, RoundCosts
 from tandem.drafting.gains import Gains
 from tandem.drafting.lengths import NOTHING_TAKEN, Option, Outlook, Plan, best_lengths, outlook
 from tandem.drafting.remembered import Choice, Judged, Known, alike
@@ -58,16 +58,16 @@ class Chooser:
         """To be learnt from, before the next choice that is made anew."""
         self._judged.append(one)
 
-    def choose(self, decode: Decode, known: Known, batch: int, now: int) -> Choice:
+    def choose(self, decode: Decode, known: Known, load: Load, now: int) -> Choice:
         """What should yield most tokens a second in this round, `now`, if the whole batch did the
-        same."""
+        same. load: of the batch."""
         if self._usual_in != now:
             self._usual, self._usual_in = {}, now
-        if known.until <= now or not alike(known.batch, batch):
+        if known.until <= now or not alike(known.load.requests, load.requests):
             self._learn()
             if not self._methods[-1].is_lookup:
                 known.fade(now)
-            known.begin(batch, now)
+            known.begin(load, now)
         key = decode.lookahead, *[len(part.tokens) for part in known.found]
         choice = known.choices.get(key)
         if choice is None:
@@ -100,7 +100,7 @@ class Chooser:
         reads = not self._methods[place].is_lookup and self._costs.reading(self._unread(request))
         if reads or size in known.gains[place]:
             return self._look_ahead(place, request, known, count, reads)
-        key = place, size, known.batch
+        key = place, size, known.load.requests
         if key not in self._usual:
             self._usual[key] = self._look_ahead(place, request, known, count)
         return self._usual[key]
@@ -110,8 +110,8 @@ class Chooser:
     ) -> Outlook:
         """reading: seconds in which the model catches up with the request's text. The tokens that
         it is expected to write bear them."""
-        batch, costs = known.batch, self._costs
-        seconds = costs.rounds(batch, batch * (1 + self._longest))
+        batch, costs = known.load.requests, self._costs
+        seconds = costs.rounds(known.load, batch * (1 + self._longest))
         gains = self._gains[place].expected(known.gains[place], count)
         if self._methods[place].is_lookup:
             return outlook(seconds, batch, gains, slack=SLACK)
@@ -122,14 +122,14 @@ class Chooser:
             found = found._replace(gains=[0.0] * len(gains))
         return found
 
-    def plan(self, choices: Sequence[Choice]) -> Plan:
-        """How far each draft reaches."""
+    def plan(self, choices: Sequence[Choice], load: Load) -> Plan:
+        """How far each draft reaches. load: of the batch."""
         if len(choices) == 1:
             length, gains = choices[0].length, choices[0].option.gains
             return Plan([length], choices[0].rate, gains[length - 1] if length else NOTHING_TAKEN)
         options = [choice.option for choice in choices]
         batch, between = len(choices), self._costs.between
-        seconds = self._costs.rounds(batch, batch * (1 + self._longest))
+        seconds = self._costs.rounds(load, batch * (1 + self._longest))
         drafting = max(1, sum(option.by_model for option in options))
         drafts = self._costs.drafts(drafting, self._longest)
         return best_lengths(seconds, drafts, options, SLACK, between.besides(batch), MARGIN)

@@ -4,19 +4,20 @@ round itself decides."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from tandem.drafting.between import NOBODY, OUTLIER, BetweenPasses, averaged
-from tandem.drafting.times import Times
+from tandem.drafting.times import TextTimes, Times
 
 A_LEVEL = 0.05  # of a pass, that a level of a model's draft is expected to take, and...
 BEGINNING = 2.0  # ... levels, that it takes to begin one
 UNUSUAL = 0.5  # of what a pass is expected to take: beyond it, something else took the processor
-OF_TEXTS = 0.2  # what a new pass counts for, of what is known of texts
+OF_REQUESTS = 0.2  # what a new pass counts for, of what is known of requests
 AVERAGED = 8  # passes from which is learnt at once, by the average of those alike, and...
 OF_AN_AVERAGE = 0.3  # ... what all of them count for
 LEARN_EVERY = 16  # drafts: what takes long changes slowly, ...
 SURPRISING = 0.15  # ... but what differs by so much from what was expected is learnt at once
-BESIDE_MOVED = 0.05  # of what rounds take beside their rows, that is worth another sum
+MOVED = 0.05  # of what rounds take beside their rows, that is worth another sum
 EXPLORING = 0.002  # of all time may go into drafts that are not expected to pay, ...
 FIRST_PROBES = 8  # ... but for the first: what was known before anything was tried says little
 READ_ALONG = 16  # tokens of a request that a draft reads in passing
@@ -60,14 +61,25 @@ class DraftTimes:
         self._known = {}
 
 
-class PassTimes:
-    """Seconds of the target's passes: by their rows, which a profile measures, and by requests,
-    whose texts a pass reads however many rows each of them has. As much as NOBODY requests' texts
-    is added once: what is done between passes drives the target's memory from the caches."""
+class Load(NamedTuple):
+    """What passes are to serve."""
 
-    def __init__(self, known: Mapping[int, float] | None = None) -> None:
-        """known: seconds of passes over so many rows of next to no text."""
+    requests: int
+    texts: int = 0
+    """Tokens of all of them together."""
+
+
+class PassTimes:
+    """Seconds of the target's passes: by their rows and texts, which a profile measures, and by
+    requests, each of which adds the same however many rows it has. As much as NOBODY of them add is
+    added once: what is done between passes drives the target's memory from the caches."""
+
+    def __init__(
+        self, known: Mapping[int, float] | None = None, texts: TextTimes | None = None
+    ) -> None:
+        """known: seconds of passes over so many rows of next to no text; texts: of these."""
         self._times = Times(known)
+        self.texts = texts or TextTimes()
         self._by_rows: list[float] = []
         """The same by whole rows, as far as they were asked for."""
         self._a_request = 0.0
@@ -81,22 +93,22 @@ class PassTimes:
             self._by_rows = self._times.upto(most)
         return self._by_rows
 
-    def of_texts(self, requests: int) -> float:
-        """Seconds expected of the texts of so many requests, and of what is added once."""
+    def of_requests(self, requests: int) -> float:
+        """Seconds expected of so many requests, and of what is added once."""
         return (NOBODY + requests) * self._a_request
 
-    def observe(self, requests: int, rows: int, seconds: float) -> None:
+    def observe(self, load: Load, rows: int, seconds: float) -> None:
         """A pass took so long. Without drafts, when rows are requests, what it takes more than was
-        expected is the texts' doing, with them the rows'."""
+        expected is the requests' doing, with them the rows'."""
         if not self._times.measured:
             self._times.observe(rows, seconds)
             self._by_rows = []
             return
-        alone, unknown = self._times.of(rows), not self._a_request
-        expected = alone + self.of_texts(requests)
+        requests, alone, unknown = load.requests, self._times.of(rows), not self._a_request
+        expected = alone + self.of_requests(requests) + self.texts.of(*load, rows)
         more = min(max(seconds - expected, -UNUSUAL * expected), UNUSUAL * expected)
         if rows == requests:
-            each = OF_TEXTS * more / (NOBODY + requests)
+            each = OF_REQUESTS * more / (NOBODY + requests)
             self._a_request = max(0.0, self._a_request + each)
         if rows != requests or unknown:
             self._observe_rows(rows, alone, alone + more)
@@ -113,17 +125,23 @@ class PassTimes:
         self._by_rows, self._recent = [], []
 
 
+def _moved(now: float, before: float) -> bool:
+    return abs(now - before) > MOVED * abs(now)
+
+
 class RoundCosts:
     """Seconds of a round by the rows of its target pass, and of a model's draft."""
 
-    def __init__(self, passes: Mapping[int, float] | None = None) -> None:
-        """passes: seconds of passes over so many rows, from a profile."""
-        self._passes = PassTimes(passes)
+    def __init__(
+        self, passes: Mapping[int, float] | None = None, texts: TextTimes | None = None
+    ) -> None:
+        """As `PassTimes` takes them, from a profile."""
+        self._passes = PassTimes(passes, texts)
         self._by_round: list[float] = []
         """Seconds of rounds by the rows of their passes, as far as they were asked for, ..."""
         self._by_rows: list[float] = []
-        self._beside = 0.0
-        """... the sums of these and of what rounds took beside them."""
+        self._beside, self._a_row = 0.0, 0.0
+        """... the sums of these and of what rounds took beside them, and each row's text."""
         self._drafted: DraftTimes | None = None
         self._reading: float | None = None
         """Seconds a token that the model reads."""
@@ -132,12 +150,12 @@ class RoundCosts:
         self._explored = 0.0
         self._probes = 0
 
-    def observe_pass(self, requests: int, rows: int | None, seconds: float) -> None:
-        """A pass over so many rows of so many requests took so long; None: it says nothing of
-        others, having read prompts too."""
+    def observe_pass(self, load: Load, rows: int | None, seconds: float) -> None:
+        """A pass over so many rows took so long; None: it says nothing of others, having read
+        prompts too."""
         self._elapsed += seconds
         if rows is not None and seconds > 0:
-            self._passes.observe(requests, rows, seconds)
+            self._passes.observe(load, rows, seconds)
 
     def observe_draft(
         self, requests: int, levels: float, seconds: float, read: int, usual: bool = True
@@ -167,14 +185,19 @@ class RoundCosts:
         """Seconds expected of passes over 0 to at least `most` rows of next to no text."""
         return self._passes.by_rows(most)
 
-    def rounds(self, requests: int, most: int) -> list[float]:
-        """The same of so many requests' rounds with such passes, without a model's draft."""
-        beside = self.between.of(requests) + self._passes.of_texts(requests)
+    def rounds(self, load: Load, most: int) -> list[float]:
+        """The same of rounds with such passes behind texts, without a model's draft."""
+        requests, texts = load
+        beside = self.between.of(requests) + self._passes.of_requests(requests)
+        beside += self._passes.texts.reading * texts
+        a_row = self._passes.texts.computing * texts / requests
         by_rows = self.passes(most)
-        moved = abs(beside - self._beside) > BESIDE_MOVED * abs(beside)
+        moved = _moved(beside, self._beside) or _moved(a_row, self._a_row)
         if moved or by_rows is not self._by_rows:
-            self._by_round = [seconds + beside for seconds in by_rows]
-            self._by_rows, self._beside = by_rows, beside
+            self._by_round = [
+                seconds + beside + a_row * rows for rows, seconds in enumerate(by_rows)
+            ]
+            self._by_rows, self._beside, self._a_row = by_rows, beside, a_row
         return self._by_round
 
     def reading(self, tokens: int) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from itertools import accumulate
 
 PRIOR = 0.7  # of a token behind kept ones, before anything is known
@@ -27,7 +27,10 @@ class _Record:
     def __init__(self, longest: int, memory: float) -> None:
         self._ends = [0.0] * (longest + 1)
         """Drafts by how many of their tokens were tried."""
+        self._before = [0.0] * longest
+        """By place: drafts in which it was tried and the place before was kept, and..."""
         self._kept = [0.0] * longest
+        """... those in which it was kept."""
         self._memory = memory
         self._weight = 1.0
         """Of the newest draft."""
@@ -43,44 +46,47 @@ class _Record:
         self._weight /= self._memory
         self.drafts += 1
         self._ends[tried] += self._weight
+        if tried:
+            self._before[0] += self._weight
         for place in kept:
             self._kept[place - 1] += self._weight
+            if place < tried:
+                self._before[place] += self._weight
         self._keep_small()
 
     def _keep_small(self) -> None:
         if self._weight > HEAVIEST:
             self._ends = [count / self._weight for count in self._ends]
+            self._before = [count / self._weight for count in self._before]
             self._kept = [count / self._weight for count in self._kept]
             self._weight = 1.0
-
-    def _places(self) -> Iterator[tuple[float, float]]:
-        """How often each place was tried, and how often it was kept."""
-        tried = list(accumulate(reversed(self._ends[1:])))
-        return zip(reversed(tried), self._kept, strict=True)
 
     def usual(self) -> list[float]:
         """What was seen at each place, mixed with what the places before suggest: that chances go
         on falling as they did. A place that was never reached must not look worse than it may be,
-        or it never would be."""
+        or it never would be.
+
+        Long drafts are of requests that do well. So a place is compared with the one before it in
+        the same drafts, or others would be expected to do as well there."""
         trust = FIRST_TRUST * self._weight
         found: list[float] = []
-        own, guess = 1.0, PRIOR
-        for place, (tried, kept) in enumerate(self._places(), 1):
-            own = max(LEAST, min(own, (kept + trust * guess) / (tried + trust)))
-            found.append(own)
-            guess = own ** ((place + 1) / place)
+        own, least, guess = 1.0, 1.0, PRIOR
+        for place, (before, kept) in enumerate(zip(self._before, self._kept, strict=True), 1):
+            own = max(LEAST, min(1.0, own * (kept + trust * guess) / (before + trust)))
+            guess = own ** (1 / place)
+            least = min(least, own)
+            found.append(least)
         return found
 
     def expected(self, usual: list[float]) -> list[float]:
         """What was seen at each place, mixed with what the place before suggests: that chances fall
         as they usually do."""
         trust = TRUST * self._weight
+        tried = reversed(list(accumulate(reversed(self._ends[1:]))))
         found: list[float] = []
         own = before = 1.0
-        for (tried, kept), chance in zip(self._places(), usual, strict=False):
-            seen = (kept + trust * own * chance / before) / (tried + trust)
-            if seen < own:
-                own = seen
+        for count, kept, chance in zip(tried, self._kept, usual, strict=False):
+            own = min(own, (kept + trust * own * chance / before) / (count + trust))
             before = chance
             found.append(own)
         return found

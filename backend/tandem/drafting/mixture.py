@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tandem.drafting import Computed, Draft, Proposer, Verdict
 from tandem.drafting.choosing import Chooser, Method
-from tandem.drafting.costs import READ_ALONG, RoundCosts
+from tandem.drafting.costs import READ_ALONG, Load, RoundCosts
 from tandem.drafting.held import HeldStates
 from tandem.drafting.lengths import tokens_share
 from tandem.drafting.parts import NOTHING, Part, joined, part_of
@@ -42,6 +42,10 @@ from tandem.scheduler import Decode
 
 NO_DRAFT = Draft([])
 PROBE = 2  # tokens of a draft that is not expected to pay
+
+
+def _load_of(decodes: Sequence[Decode]) -> Load:
+    return Load(len(decodes), sum([decode.request.computed for decode in decodes]))
 
 
 class MixtureProposer(Proposer):
@@ -86,7 +90,7 @@ class MixtureProposer(Proposer):
             # what lookups draft for others would have to be verified in the same launch
             draft, by_model = self._carry_out(agenda, alone and not self.lookups)
         rows = len(decodes) + sum([len(tokens) for tokens in draft.tokens])
-        self._round = Begun(len(decodes), decodes[0].request.id, by_model, rows, begun)
+        self._round = Begun(_load_of(decodes), decodes[0].request.id, by_model, rows, begun)
         return draft
 
     def passed(self, rows: int, seconds: float) -> None:
@@ -101,9 +105,8 @@ class MixtureProposer(Proposer):
         if self._rounds < agenda.until:
             if agenda.holds_for(decodes):
                 return agenda
-            same = agenda.carried_on(
-                decodes, self._rounds, lambda one: self._joined(one, len(decodes))
-            )
+            load = _load_of(decodes)
+            same = agenda.carried_on(decodes, self._rounds, lambda one: self._joined(one, load))
             return self._make_agenda(decodes, PLANNED_FOR) if same is None else same
         rounds = min(2 * agenda.rounds, MOST_PLANNED_FOR) if agenda.is_for(decodes) else PLANNED_FOR
         return self._make_agenda(decodes, rounds)
@@ -113,17 +116,18 @@ class MixtureProposer(Proposer):
         self.watch.learn()
         requests = [self._known(decode.request) for decode in decodes]
         self._look_up(decodes, requests)
+        load = _load_of(decodes)
         choices = [
-            self._chooser.choose(decode, known, len(decodes), self._rounds)
+            self._chooser.choose(decode, known, load, self._rounds)
             for decode, known in zip(decodes, requests, strict=True)
         ]
-        plan = self._chooser.plan(choices)
+        plan = self._chooser.plan(choices, load)
         asked = []
         for known, choice, length in zip(requests, choices, plan.lengths, strict=True):
             known.taken = choice.place
             asked.append(length * choice.option.by_model)
         batch = len(decodes)
-        promised = plan.rate * self.costs.rounds(batch, batch)[batch] / batch
+        promised = plan.rate * self.costs.rounds(load, batch)[batch] / batch
         able = self._able(decodes, requests)
         probing = bool(able) and not any(asked) and self.costs.may_explore
         idle = None if probing or any(plan.lengths) else Draft([[] for _ in decodes])
@@ -143,10 +147,10 @@ class MixtureProposer(Proposer):
             until,
         )
 
-    def _joined(self, decode: Decode, batch: int) -> tuple[Known, Choice]:
+    def _joined(self, decode: Decode, load: Load) -> tuple[Known, Choice]:
         """What is known of a request that comes to others, and its method."""
         known = self._known(decode.request)
-        return known, self._chooser.choose(decode, known, batch, self._rounds)
+        return known, self._chooser.choose(decode, known, load, self._rounds)
 
     def _carry_out(self, agenda: Agenda, alone: bool) -> tuple[Draft, bool]:
         """What is drafted, and whether the model did any of it. alone: as in `propose`."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tandem.drafting import Draft, Verdict
+from tandem.drafting.costs import Load
 from tandem.drafting.gains import Gains, Records
 from tandem.drafting.lengths import Option, Outlook, Plan
 from tandem.drafting.parts import Part
@@ -17,6 +18,7 @@ ALL_FADES = 256  # rounds, behind which nothing counts any more
 ALIKE = 0.75  # times as many requests
 MOST_PLANNED_FOR = 32  # ... later ones: what they rest on changes ever more slowly
 IDLE_FOR = 4  # times as many rounds as drafts, that none are planned for: nothing is learnt then
+NOBODY = Load(0)
 
 
 def alike(batch: int, other: int) -> bool:
@@ -52,8 +54,8 @@ class Known:
     """What drafts should be worth to it, by method and size of the draft (`Gains.size`), ..."""
     choices: dict[tuple[int, ...], Choice] = field(default_factory=dict)
     """... what follows from it, by lookahead and the lengths of what was found, ..."""
-    batch: int = 0
-    """... where there are so many requests, ..."""
+    load: Load = NOBODY
+    """... for a batch of these, ..."""
     until: int = 0
     """... and the round when it is worked out anew; ..."""
     rounds: int = PLANNED_FOR
@@ -63,10 +65,10 @@ class Known:
     drafts: int = 0
     """... how many there were since then."""
 
-    def begin(self, batch: int, now: int) -> None:
+    def begin(self, load: Load, now: int) -> None:
         """Anew in this round."""
         self.outlooks, self.choices = {}, {}
-        self.batch, self.until = batch, now + self.rounds
+        self.load, self.until = load, now + self.rounds
         self.rounds = min(2 * self.rounds, MOST_PLANNED_FOR)
 
     def fade(self, now: int) -> None:

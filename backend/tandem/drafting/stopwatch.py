@@ -6,15 +6,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tandem.drafting.costs import RoundCosts
+from tandem.drafting.costs import Load, RoundCosts
 
 
 class Begun(NamedTuple):
     """A round under way."""
 
-    requests: int
+    load: Load
     first: str
-    """Of them. Where it goes on, nothing was waited for in between."""
+    """Of its requests. Where it goes on, nothing was waited for in between."""
     by_model: bool
     """Whether the model drafted."""
     rows: int
@@ -69,7 +69,7 @@ class Stopwatch:
         """A round has ended, whose pass over so many rows took so long. Whether it shows what such
         passes take."""
         last, alone = self._rounds[-1] if self._rounds else self._last, begun.rows == rows
-        usual = last is None or (last.alone and last.begun.requests == begun.requests)
+        usual = last is None or (last.alone and last.begun.load.requests == begun.load.requests)
         # a draft has left other things in the caches
         rests = last is not None and last.begun.by_model and not begun.by_model
         shows = alone and usual and not rests
@@ -83,8 +83,8 @@ class Stopwatch:
             begun, last = one.begun, self._last
             if last is not None and last.begun.first == begun.first:
                 apart, by_model = begun.at - last.ended, last.begun.by_model
-                self.costs.between.observe(begun.requests, apart, by_model)
-            self.costs.observe_pass(begun.requests, begun.rows if one.shows else None, one.seconds)
+                self.costs.between.observe(begun.load.requests, apart, by_model)
+            self.costs.observe_pass(begun.load, begun.rows if one.shows else None, one.seconds)
             if one.drafted is not None:
                 self.costs.observe_draft(*one.drafted, one.usual)
             self._last = one

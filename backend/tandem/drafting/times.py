@@ -6,8 +6,9 @@ import math
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,28 +19,80 @@ A_ROW = 0.05  # of a one-row pass, that a further row is expected to add where n
 OF_AN_OUTLIER = 0.02  # what a time counts for that is OUTLIER times what is known, or more
 LONG_AGO = 16  # times of other sizes, since one was seen
 OF_ONE_NOT_SEEN = 0.5  # what it counts for then
-NEAR = 0.25  # of what is learnt of a size, for half of it and twice as much
+COMMON = 0.5  # of what is learnt of a size, for all of them: the machine is slower or faster
+NEAR = 0.25  # of the rest, for half of it and twice as much
 SIZES = (*range(1, 18), *(part << up for up in range(3, 12) for part in (3, 4)))
-LEAST_NEAR = 0.01  # as NEAR, and less is left alone
 PROFILED = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+BEHIND_TEXTS = 8  # requests, with as many rows or with as many each, are profiled behind texts...
+TEXT = 256  # ... of so many tokens
 REPEATS = 3
 LONG_S = 0.5  # a pass that takes longer is not repeated
 
 
-def profile(run: Callable[[int], object], most: int) -> dict[int, float]:
-    """Seconds that `run` takes for so many rows, the least of some tries; at most `most` rows.
+class TextTimes(NamedTuple):
+    """Seconds that texts behind a pass's rows add to it."""
+
+    reading: float = 0.0
+    """A token, and..."""
+    computing: float = 0.0
+    """... a token and a row that sees it."""
+
+    def of(self, requests: int, texts: int, rows: int) -> float:
+        """With so many tokens and rows of so many requests, which have the same share of both."""
+        return texts * (self.reading + self.computing * rows / requests)
+
+
+class Profile(NamedTuple):
+    """What passes take before any was needed."""
+
+    rows: dict[int, float]
+    """Seconds by rows, without texts."""
+    texts: TextTimes
+
+
+Run = Callable[[int, int, int], object]
+"""A pass of so many requests with so many rows each, behind texts of so many tokens."""
+
+
+def profile(run: Run, most: int, text: int = TEXT) -> Profile:
+    """Of at most `most` rows. text: tokens that a request and its draft may have.
 
     Most rows come first: they use memory that nobody has used yet, which takes long once.
     """
-    found: dict[int, float] = {}
-    for rows in sorted((rows for rows in PROFILED if rows <= most), reverse=True):
-        for _ in range(REPEATS):
-            began = time.perf_counter()
-            run(rows)
-            seconds = time.perf_counter() - began
-            found[rows] = min(found.get(rows, seconds), seconds)
-            if seconds > LONG_S:
-                break
+    sizes = sorted((rows for rows in PROFILED if rows <= most), reverse=True)
+    rows = {size: _seconds(partial(run, size, 1, 0)) for size in sizes}
+    return Profile(rows, _profile_texts(run, min(most, sizes[0]), text))
+
+
+def _profile_texts(run: Run, most: int, text: int) -> TextTimes:
+    """By what a text adds to a pass of one row a request, and to one of several."""
+    requests = each = BEHIND_TEXTS
+    while requests * each > most:
+        requests, each = (requests // 2, each) if requests >= each else (requests, each // 2)
+    behind = text - each
+    if each < 2 or behind < 1:
+        return TextTimes()
+    one, several = (_added_by_texts(run, requests, many, behind) for many in (1, each))
+    computing = max(0.0, several - one) / (requests * behind * (each - 1))
+    return TextTimes(max(0.0, one / (requests * behind) - computing), computing)
+
+
+def _added_by_texts(run: Run, requests: int, each: int, behind: int) -> float:
+    """Seconds."""
+    without, with_texts = (_seconds(partial(run, requests, each, text)) for text in (0, behind))
+    return max(0.0, with_texts - without)
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    """The least of some tries."""
+    found = math.inf
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        run()
+        seconds = time.perf_counter() - began
+        found = min(found, seconds)
+        if seconds > LONG_S:
+            break
     return found
 
 
@@ -47,7 +100,7 @@ def profile(run: Callable[[int], object], most: int) -> dict[int, float]:
 def _near(size: float) -> tuple[tuple[int, float], ...]:
     """Which of SIZES learn from one, and how much of it."""
     apart = [abs(math.log2(other / size)) for other in SIZES]
-    return tuple((i, NEAR**far) for i, far in enumerate(apart) if NEAR**far > LEAST_NEAR)
+    return tuple((i, COMMON + (1 - COMMON) * NEAR**far) for i, far in enumerate(apart))
 
 
 class Times:
