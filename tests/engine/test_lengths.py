@@ -106,7 +106,7 @@ def test_gains_never_rise():
 
 def test_requests_are_told_apart():
     gains, good, bad = Gains(2), {}, {}
-    for _ in range(30):
+    for _ in range(60):
         gains.learn(good, COUNT, 2, [1, 2])
         gains.learn(bad, COUNT, 2, [])
     assert gains.expected(good, COUNT)[1] > 0.7 > 0.3 > gains.expected(bad, COUNT)[0]

@@ -16,7 +16,7 @@ from tandem.scheduler import Decode
 # Times the rate of others, and of none, that a model must promise: the best of several estimates is
 # on average too good, planning takes time too, and where it was wrong a model costs more than a
 # lookup.
-MARGIN = 1.05
+MARGIN = 1.02
 MAY_WRITE = 0.5  # of the tokens that a request has room for, it is expected to write
 SLACK = 0.95  # of the best rate is enough for a lookup to draft as far as it wants: it has seen the
 # match, and what is drafted teaches more
