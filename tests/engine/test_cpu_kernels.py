@@ -29,6 +29,7 @@ SHAPES = {
         "llama",
         {"hidden_size": 60, "head_dim": 32, "num_attention_heads": 20, "num_key_value_heads": 1},
     ),
+    "a wide head": ("llama", {"head_dim": 80, "num_attention_heads": 6, "num_key_value_heads": 1}),
 }
 BLOCKS = [7, 8, 2, 9, 1, 0, 11, 10, 4, 5]
 TREE = [-1, -1, 0, 0, 1, 2, 2, 4, 3, 5]
@@ -240,6 +241,20 @@ def test_what_is_no_number_does_not_reach_rows_before_it(tmp_path, shape, proces
     assert torch.equal(made.cache.data[:, BLOCKS[0] * 16 : BLOCKS[0] * 16 + 16], before)
 
 
+@pytest.mark.parametrize("processor", PROCESSORS)
+@pytest.mark.parametrize("start", [6, 7])
+def test_what_is_no_number_in_a_chunk_behind_a_text(tmp_path, processor, start):
+    """Its rows sum what they see of the chunk for themselves, the text's last position with it."""
+    made = make_runner(tmp_path, "tiles", torch.bfloat16, processor)
+    made.model.embed.weight[5].view(torch.int16).fill_(0x7FFF)
+    tokens = [token if token != 5 else 6 for token in TEXT[:20]]
+    alone = [made.forward([token], [Query(BLOCKS, at, 1)]) for at, token in enumerate(tokens)]
+    tokens[12] = 5
+    chunk = made.forward(tokens[start:], [Query(BLOCKS, start, 20 - start)])
+    assert torch.equal(chunk[: 12 - start], torch.cat(alone)[start:12])
+    assert chunk[12 - start].isnan().all()
+
+
 @pytest.mark.parametrize("threads", [3, 8])
 def test_many_threads_and_few_picked_rows(tmp_path, threads):
     """A pass whose last layer has fewer rows than the others, with nothing passed before."""
@@ -258,10 +273,11 @@ def test_many_threads_and_few_picked_rows(tmp_path, threads):
 
 
 @pytest.mark.parametrize("block_size", [8, 32])
-@pytest.mark.parametrize("start", [5, 32, 64])
-def test_a_tree_of_many_nodes(tmp_path, block_size, start):
+@pytest.mark.parametrize("start", [5, 32, 63, 64])
+@pytest.mark.parametrize("shape", ["odd", "tiles", "a wide head"])
+def test_a_tree_of_many_nodes(tmp_path, block_size, start, shape):
     """More than a task takes, behind texts of several lengths, in blocks of other sizes."""
-    made = make_runner(tmp_path, "tiles", torch.bfloat16, "native")
+    made = make_runner(tmp_path, shape, torch.bfloat16, "native")
     made.allocate(num_blocks=24, block_size=block_size)
     blocks = list(range(20))
     parents = [-1, *(max(0, node - RNG.randint(1, 4)) for node in range(1, 40))]

@@ -13,18 +13,6 @@ namespace {
 
 constexpr int kFew = 3;  // heads that read each key but once, all together
 
-// A KV head's keys or values from a position on; what lies behind the end is not used.
-template <class T>
-struct Block {
-  const T* line[kBlock];
-};
-template <class W>
-Block<W> block_at(const Attention<W>& task, const W* from, int begin) {
-  Block<W> block;
-  for (int p = 0; p < kBlock; ++p)
-    block.line[p] = from + size_t(task.slots[std::min(begin + p, task.end - 1)]) * task.width;
-  return block;
-}
 template <class W>
 Block<float> widened(const Block<W>& block, int size, float* wide) {
   Block<float> found;
@@ -106,19 +94,11 @@ __attribute__((noinline)) void mix(const Head* heads, const Block<T>& values, in
                 heads[n].mixed + whole);
 }
 
-// Calls `some` with a number of heads that is known when this is compiled, until all had a turn.
-template <int N, class Some>
-inline void in_turns(int count, Some some) {
-  int from = 0;
-  for (; from + N <= count; from += N) some(std::integral_constant<int, N>(), from);
-  if constexpr (N > 1)
-    if (from < count) in_turns<N - 1>(count - from, [&](auto n, int at) { some(n, from + at); });
-}
-
-// Turns a row's scores into shares. Up to `whole` a score's place is its position in the text;
+// Turns a row's scores into shares, stored as S in the same place, and returns what to multiply
+// them by, so that they add up to one. Up to `whole` a score's place is its position in the text;
 // behind it, `position` says. Sums go by position, so that a tree's path sums as the text will.
-template <class Position>
-void softmax(float* line, int whole, int end, float scale, Position position) {
+template <class S, class Position>
+float softmax(float* line, int whole, int end, float scale, Position position) {
   Floats most = all(-INFINITY);
   for (int i = 0; i < end; i += kLanes) {
     const Floats scores = load(line + i);
@@ -126,22 +106,22 @@ void softmax(float* line, int whole, int end, float scale, Position position) {
   }
   float greatest = most[0];
   for (int lane = 1; lane < kLanes; ++lane) greatest = std::max(greatest, most[lane]);
+  S* shares = reinterpret_cast<S*>(line);
   Floats sums = {};
   for (int i = 0; i < end; i += kLanes) {
-    const Floats share = exp((load(line + i) - greatest) * scale);
-    store(line + i, share);
-    if (i < whole) sums += share;
+    const Floats power = (load(line + i) - greatest) * scale;
+    store(shares + i, std::is_same_v<S, float> ? exp(power) : exp_to_round(power));
+    if (i < whole) sums += load(shares + i);
   }
-  for (int i = whole; i < end; ++i) sums[position(i) % kLanes] += line[i];
-  const float factor = 1 / sum(sums);
-  for (int i = 0; i < end; i += kLanes) store(line + i, load(line + i) * factor);
+  for (int i = whole; i < end; ++i) sums[position(i) % kLanes] += widen(shares[i]);
+  return 1 / sum(sums);
 }
 
 template <class W>
 void score_all(const Attention<W>& task) {
   for (int at = 0; at < std::min(kPositionsAhead, task.end); ++at) fetch(task, task.keys, at);
   if constexpr (std::is_same_v<W, uint16_t>)
-    if (task.queries) return score_by_tiles(task);
+    if (task.queries) return kTiles ? score_by_tiles(task) : score_by_twos(task);
   each_line(task, task.keys, task.values, [&](int at, const Head* heads, const auto& keys) {
     in_turns<kFew>(task.count, [&](auto n, int from) {
       score<decltype(n)::value>(heads + from, keys, task.size, at);
@@ -152,7 +132,7 @@ void score_all(const Attention<W>& task) {
 template <class W>
 void mix_all(const Attention<W>& task) {
   if constexpr (std::is_same_v<W, uint16_t>)
-    if (task.queries) return mix_by_tiles(task);
+    if (task.queries) return kTiles ? mix_by_tiles(task) : mix_by_twos(task);
   for (int index = 0; index < task.kv_heads * task.count; ++index)
     std::fill_n(task.heads[index].mixed, task.size, 0.0f);
   const W* none = nullptr;
@@ -172,7 +152,8 @@ void mix_all(const Attention<W>& task) {
 
 // The scores of a row's head to shares of what the row sees.
 void share(const Model& model, const Query& query, const Run& run, Task task, int row, int end,
-           float* scores) {
+           Head& head) {
+  float* scores = head.scores;
   const std::vector<uint8_t>& seen = run.seen[task.query];
   const std::vector<int32_t>& depth = run.depth[task.query];
   const int nodes = query.stored + query.length;
@@ -183,9 +164,16 @@ void share(const Model& model, const Query& query, const Run& run, Task task, in
   }
   std::fill(scores + end, scores + padded(end), -INFINITY);
   const int whole = seen.empty() ? padded(end) : query.start - query.start % kLanes;
-  softmax(scores, whole, padded(end), 1 / std::sqrt(float(model.head_dim)), [&](int at) {
+  const float scale = 1 / std::sqrt(float(model.head_dim));
+  const auto position = [&](int at) {
     return at < query.start || at >= end ? at : query.start + depth[at - query.start];
-  });
+  };
+  if (twos_attend(model)) {
+    head.factor = softmax<uint16_t>(scores, whole, padded(end), scale, position);
+    return;
+  }
+  const float factor = softmax<float>(scores, whole, padded(end), scale, position);
+  for (int i = 0; i < padded(end); i += kLanes) store(scores + i, load(scores + i) * factor);
 }
 
 // The heads of a task's rows, [KV heads, rows, shared], with room for their scores.
@@ -197,7 +185,7 @@ void list_heads(const Model& model, size_t first, Task task, int end, Space& spa
     for (size_t row = first; row < first + task.rows; ++row)
       for (int head = kv_head * shared; head < (kv_head + 1) * shared; ++head, scores += padded(end))
         *heads++ = {&space.qkv[row * width + head * size], scores,
-                    &space.mixed[(row * model.heads + head) * size]};
+                    &space.mixed[(row * model.heads + head) * size], 1};
 }
 
 // What each of a chain's rows sees of the chain.
@@ -237,18 +225,19 @@ void attend(const Model& model, const Layer& layer, const Step& step, const Run&
   attention.heads = heads;
   attention.count = task.rows * shared;
   attention.shared = shared;
+  attention.line = padded(end);
   attention.paths = chain ? own_paths.data() : &run.path[first];
   if (run.queries) {
     attention.queries = &space.queries[run.queries * thread];
     attention.sums = &space.sums[run.sums * thread];
-    use_attention_tiles(tile_heads(attention.count));
+    if (kTiles) use_attention_tiles(tile_heads(attention.count));
   }
   score_all(attention);
   for (int index = 0; index < attention.kv_heads * attention.count; ++index)
     share(model, query, run, task, task.first + index % attention.count / shared, end,
-          heads[index].scores);
+          heads[index]);
   mix_all(attention);
-  if (run.queries) stop_tiles();
+  if (run.queries && kTiles) stop_tiles();
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 #include "structures.h"
 #include "team.h"
 #include "tile_attention.h"
-#include "twos.h"
+#include "two_attention.h"
 
 namespace {
 
@@ -116,9 +116,11 @@ void share_out(const Model& model, const Step& step, Run& run) {
         run.tasks.push_back({q, begin, rows, head, heads});
       run.heads = std::max(run.heads, rows * shared * heads);
       run.scores = std::max(run.scores, rows * shared * heads * line);
-      if (!tiles_attend(model)) continue;
-      run.queries = std::max(run.queries, heads * queries_size(rows * shared, model.head_dim));
-      run.sums = std::max(run.sums, heads * sums_size(rows * shared, model.head_dim));
+      if (!tiles_attend(model) && !twos_attend(model)) continue;
+      const auto queries = kTiles ? queries_size : two_queries_size;
+      const auto sums = kTiles ? sums_size : two_sums_size;
+      run.queries = std::max(run.queries, heads * queries(rows * shared, model.head_dim));
+      run.sums = std::max(run.sums, heads * sums(rows * shared, model.head_dim));
     }
   }
 }

@@ -33,6 +33,19 @@ inline Floats load(const uint16_t* from) {
   return reinterpret_cast<Floats>(words << 16);
 }
 inline void store(float* to, Floats value) { *reinterpret_cast<Floats*>(to) = value; }
+inline void narrow(float value, uint16_t* to) {  // to the nearest, ties to even
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  if (value != value) bits = 0x7fc00000;  // rounding up would make a number of some NaNs
+  *to = uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+inline void store(uint16_t* to, Floats value) {
+#if defined(__AVX512BF16__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh((__m512)value));
+#else
+  for (int lane = 0; lane < kLanes; ++lane) narrow(value[lane], to + lane);
+#endif
+}
 // a * b + c, rounded once. Left to the compiler, it would depend on what stands around it.
 inline Floats fused(Floats a, Floats b, Floats c) {
 #if defined(__AVX512F__)
@@ -89,6 +102,21 @@ inline Floats exp(Floats x) {
   return x > -87.0f ? found * reinterpret_cast<Floats>(power) : all(0.0f);
 }
 
+// The same to some 4e-6 of it, for what is rounded to bfloat16: less work.
+inline Floats exp_to_round(Floats x) {
+#if defined(__AVX512F__)
+  const __m512 power = (__m512)(x * 1.44269504f);
+  const __m512 whole = _mm512_roundscale_ps(power, 0);
+  const Floats rest = (Floats)_mm512_sub_ps(power, whole);
+  Floats found = all(9.66637e-3f);
+  for (const float factor : {5.592198e-2f, 2.4022349e-1f, 6.9312105e-1f, 1.0f})
+    found = fused(found, rest, all(factor));
+  return x > -87.0f ? (Floats)_mm512_scalef_ps((__m512)found, whole) : all(0.0f);
+#else
+  return exp(x);
+#endif
+}
+
 inline float widen(float value) { return value; }
 inline float widen(uint16_t value) {
   const uint32_t bits = uint32_t(value) << 16;
@@ -109,12 +137,6 @@ inline Floats load_some(const W* from, int count) {  // zeros behind
   return found;
 }
 inline void narrow(float value, float* to) { *to = value; }
-inline void narrow(float value, uint16_t* to) {  // to the nearest, ties to even
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  if (value != value) bits = 0x7fc00000;  // rounding up would make a number of some NaNs
-  *to = uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
 
 // Writes `count` of some sums, or all, each with its bias if there is one.
 inline void put(Floats sums, const float* bias, int count, float* y) {

@@ -6,6 +6,7 @@
 
 #include "cache.h"
 #include "tiles.h"
+#include "twos.h"
 
 namespace {
 
@@ -134,14 +135,8 @@ inline void pair_values(const uint16_t* const* lines, int size, uint16_t* to) {
 
 // Sums in the order that `pair_values` gives the columns, in their own order.
 inline void put_in_order(const float* sums, int size, float* to) {
-  const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-  const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
-  for (int column = 0; column < size; column += 2 * kTileOutputs) {
-    const __m512 fours = _mm512_loadu_ps(sums + column);
-    const __m512 others = _mm512_loadu_ps(sums + column + kTileOutputs);
-    _mm512_storeu_ps(to + column, _mm512_permutex2var_ps(fours, low, others));
-    _mm512_storeu_ps(to + column + kTileOutputs, _mm512_permutex2var_ps(fours, high, others));
-  }
+  for (int column = 0; column < size; column += 2 * kTileOutputs)
+    store_in_order(load(sums + column), load(sums + column + kTileOutputs), to + column);
 }
 
 // sums [rows, size] += shares [2 parts, rows, 32] of paired values; rows: of a tile.
@@ -210,33 +205,18 @@ void score_by_tiles(const Attention<uint16_t>& task) {
   });
 }
 
-const uint16_t kNoValues[kWidest] = {};
-
-// What rows mix from `begin` on: the text's end, and each row its own path's nodes, in the order that
-// they have in the text. Tiles are in use, of `rows` rows, by which `shared` divides.
+// What rows mix from `begin` on. Tiles are in use, of `rows` rows, by which `shared` divides.
 void mix_paths(const Attention<uint16_t>& task, int begin, int kv_head, int rows, float* sums) {
-  const uint16_t* values = task.values + kv_head * task.size;
-  for (int first = 0; first < task.count; first += task.shared) {
-    const Head* heads = task.heads + kv_head * task.count + first;
-    const std::vector<int32_t>& path = task.paths[first / task.shared];
-    const int end = task.text + int(path.size());
-    for (int at = begin; at < end; at += kMixed) {
-      const int some = std::min(kMixed, end - at);
-      const uint16_t* lines[kMixed];
-      int places[kMixed];
-      float shares[kMixed];
-      for (int i = 0; i < kMixed; ++i) {
-        const int node = at + i - task.text;
-        places[i] = node < 0 || i >= some ? at + i : task.text + path[node];
-        lines[i] = i < some ? values + size_t(task.slots[places[i]]) * task.width : kNoValues;
-      }
-      const auto own = [&](int head) {
-        for (int i = 0; i < some; ++i) shares[i] = heads[head].scores[places[i]];
-        return shares;
-      };
-      mix_tiles(own, task.shared, some, lines, task.size, rows, sums + first * task.size);
-    }
-  }
+  const auto mix = [&](int first, const uint16_t* const* lines, int some, const int* places) {
+    float shares[kMixed];
+    const auto own = [&](int head) {
+      const float* scores = task.heads[kv_head * task.count + first + head].scores;
+      for (int i = 0; i < some; ++i) shares[i] = scores[places[i]];
+      return shares;
+    };
+    mix_tiles(own, task.shared, some, lines, task.size, rows, sums + first * task.size);
+  };
+  each_path<kMixed>(task, begin, kv_head, mix);
 }
 
 void mix_by_tiles(const Attention<uint16_t>& task) {

@@ -66,12 +66,20 @@ inline void round_row(const float* x, int columns, Two* row) {
   auto* to = reinterpret_cast<uint16_t*>(row);
   const int whole = columns - columns % 16, rest = columns - whole;
   for (int i = 0; i < whole; i += 16)
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i),
-                        (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(x + i)));
+    store(to + i, load(x + i));
   if (!rest) return;
   const auto first = [](int count) { return __mmask16((1u << count) - 1); };
   const __m512 last = _mm512_maskz_loadu_ps(first(rest), x + whole);
   _mm256_mask_storeu_epi16(to + whole, first(rest + rest % 2), (__m256i)_mm512_cvtneps_pbh(last));
+}
+
+// Where words of 32 columns were unpacked, low and high ones, their sums hold each four columns and
+// the four behind them: here they are written in their own order.
+inline void store_in_order(Floats low, Floats high, float* to) {
+  const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+  store(to, (Floats)_mm512_permutex2var_ps((__m512)low, first, (__m512)high));
+  store(to + 16, (Floats)_mm512_permutex2var_ps((__m512)low, second, (__m512)high));
 }
 
 const Two* rounded(Team& team, const float* x, int rows, int columns, Two* to) {
