@@ -222,6 +222,7 @@ class NativeEngine:
         if request.finish_reason is not None:
             del self.streams[request.id]
             self.scheduler.remove(request)
+            self.proposer.finished(request)
 
     # -- how things stand ----------------------------------------------------------------------
 

@@ -154,6 +154,27 @@ def test_what_a_model_must_read_is_borne_by_the_rounds_that_are_left(room, draft
     for _ in range(FIRST_PROBES + 1):  # it would be tried otherwise
         costs.explored(1.0)
     mixture = MixtureProposer([Method("model", model, False)], LONGEST, costs, clock=world.clock)
+    assert drafts_for_one_that_read_nothing(mixture, room) == drafts
+
+
+def drafts_for_one_that_read_nothing(mixture, room):
     request = make_request([1, 2] * 50, max_total=100 + room)
     request.computed = 99
-    assert bool(mixture.propose([Decode(request, LONGEST)]).tokens[0]) == drafts
+    return bool(mixture.propose([Decode(request, LONGEST)]).tokens[0])
+
+
+@pytest.mark.parametrize(("share", "room", "drafts"), [(0.02, 400, False), (1.0, 24, True)])
+def test_requests_are_expected_to_write_as_much_as_others_have(share, room, drafts):
+    world = World()
+    costs = world.costs()
+    costs.observe_draft(1, 1, 8.1, 100)
+    for _ in range(FIRST_PROBES + 1):
+        costs.explored(1.0)
+    model = Method("model", Guess(world, 0.9, level_s=0.1), False)
+    mixture = MixtureProposer([model], LONGEST, costs, clock=world.clock)
+    assert drafts_for_one_that_read_nothing(mixture, room) != drafts
+    for _ in range(100):
+        ended = make_request([1, 2], max_total=102)
+        ended.tokens += [1] * int(100 * share)
+        mixture.finished(ended)
+    assert drafts_for_one_that_read_nothing(mixture, room) == drafts

@@ -87,6 +87,9 @@ class Proposer(ABC):
         """Told after the commit, where `taps` asks for it: what the target has computed of each
         request's text. features [T, width], all rows of the pass."""
 
+    def finished(self, request: Request) -> None:  # noqa: B027
+        """Told when a request has written all it will."""
+
 
 class NoProposer(Proposer):
     """Plain decoding."""

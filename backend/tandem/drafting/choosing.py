@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tandem.drafting import Proposer
+from tandem.drafting.between import averaged
 from tandem.drafting.costs import Load, RoundCosts
 from tandem.drafting.gains import Gains
 from tandem.drafting.lengths import NOTHING_TAKEN, Option, Outlook, Plan, best_lengths, outlook
@@ -17,7 +18,8 @@ from tandem.scheduler import Decode
 # on average too good, planning takes time too, and where it was wrong a model costs more than a
 # lookup.
 MARGIN = 1.02
-MAY_WRITE = 0.5  # of the tokens that a request has room for, it is expected to write
+MAY_WRITE = 0.5  # of the tokens that a request has room for, it is expected to write at first, ...
+WRITTEN_MEMORY = 0.95  # ... and then as others have; what is known of these counts for so much
 SLACK = 0.95  # of the best rate is enough for a lookup to draft as far as it wants: it has seen the
 # match, and what is drafted teaches more
 
@@ -49,6 +51,7 @@ class Chooser:
         self._gains = [Gains(longest) for _ in methods]
         self._judged: list[Judged] = []
         """What is still to be learnt."""
+        self._may_write = MAY_WRITE
         self._usual: dict[tuple[int, int, int], Outlook] = {}
         """Of requests of which nothing is known, by method, size of the draft and batch, ..."""
         self._usual_in = 0
@@ -57,6 +60,15 @@ class Chooser:
     def judged(self, one: Judged) -> None:
         """To be learnt from, before the next choice that is made anew."""
         self._judged.append(one)
+
+    def written(self, request: Request) -> None:
+        """All it will."""
+        share = request.num_output / max(1, request.max_total - request.num_prompt)
+        self._may_write = averaged(self._may_write, share, WRITTEN_MEMORY)
+
+    def _to_write(self, request: Request) -> float:
+        """Tokens that it is expected to write."""
+        return max(1.0, self._may_write * (request.max_total - len(request.tokens)))
 
     def choose(self, decode: Decode, known: Known, load: Load, now: int) -> Choice:
         """What should yield most tokens a second in this round, `now`, if the whole batch did the
@@ -116,7 +128,7 @@ class Chooser:
         if self._methods[place].is_lookup:
             return outlook(seconds, batch, gains, slack=SLACK)
         drafts = costs.drafts(batch, len(gains))
-        besides, each = costs.between.besides(batch), reading / _to_write(request)
+        besides, each = costs.between.besides(batch), reading / self._to_write(request)
         found = outlook(seconds, batch, gains, drafts, besides, margin=MARGIN, reading=each)
         if reading and not any(found.lengths):  # what others draft does not make it worth reading
             found = found._replace(gains=[0.0] * len(gains))
@@ -148,8 +160,3 @@ class Chooser:
                 longest = min(self._longest, self._methods[taken].proposer.longest)
                 self._gains[taken].learn(known.gains[taken], longest, drafted, verdict.path)
         self._judged = []
-
-
-def _to_write(request: Request) -> float:
-    """Tokens that it is expected to write."""
-    return max(1.0, MAY_WRITE * (request.max_total - len(request.tokens)))

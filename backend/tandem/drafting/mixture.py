@@ -281,6 +281,9 @@ class MixtureProposer(Proposer):
             known.drafts += 1
             self.model.proposer.observe(request, drafted, verdict)
 
+    def finished(self, request: Request) -> None:
+        self._chooser.written(request)
+
     def absorb(self, computed: Sequence[Computed], features: Tensor) -> None:
         assert self._held is not None
         self._held.add(computed, features)
