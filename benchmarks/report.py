@@ -50,7 +50,7 @@ ADAPTIVE_TEXT = """## Speculation under load
 Plain decoding, fixed draft lengths, and adaptive speculation (the default) with 1 to 64 requests at
 once: one that ends is followed by another (128 tokens each, behind prompts of 128). *Easy* prompts
 repeat themselves, *mixed* ones are half that and half held-out code, *hopeless* is held-out code
-with a draft of random weights."""
+with a draft of random weights. All take turns of half a second, with the same weights in memory."""
 METHODS = """## Methods
 
 Every method on the demo target, always drafting as far as it may (`adaptive_speculation` off),
