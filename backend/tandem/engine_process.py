@@ -17,6 +17,7 @@ import psutil
 
 from tandem.config import EngineConfig
 from tandem.errors import ConfigError
+from tandem.killing import kill
 from tandem.messages import Failed, Ready, Start
 
 STOP_GRACE_S = 5.0
@@ -95,12 +96,11 @@ class EngineProcess:
         end = time.monotonic() + LEFT_GRACE_S
         with self._scratch:
             while left := self._left():
-                signum = signal.SIGCONT if time.monotonic() < end else signal.SIGKILL
+                if time.monotonic() >= end:
+                    return kill(left)
                 for process in left:
                     with suppress(psutil.Error):
-                        process.send_signal(signum)
-                if signum == signal.SIGKILL:
-                    return
+                        process.resume()
                 time.sleep(LOOK_S)
 
     def _left(self) -> list[psutil.Process]:

@@ -11,6 +11,8 @@ from typing import Final
 
 import psutil
 
+from tandem.killing import kill
+
 IDENTITY: Final = "TANDEM_SERVER_ID"
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -32,12 +34,7 @@ def end_all(identity: str, grace: float) -> None:
     _, stubborn = psutil.wait_procs(members(identity), timeout=grace)
     # A process may start another while the list is read: look again until none is left.
     while stubborn:
-        for process in stubborn:
-            try:
-                process.kill()
-            except psutil.NoSuchProcess:
-                continue
-        psutil.wait_procs(stubborn, timeout=5)
+        kill(stubborn)
         stubborn = members(identity)
 
 

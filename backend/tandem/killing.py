@@ -1,0 +1,33 @@
+"""The end of processes that do not end by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+import psutil
+
+GRACE_S = 5.0  # for what ends behind the others
+
+
+def kill(processes: Sequence[psutil.Process]) -> None:
+    """At once, and waits for their end, not for ever. Python's resource trackers come last: behind
+    the others they end by themselves, having taken what these have left in shared memory."""
+    trackers = [process for process in processes if _is_tracker(process)]
+    _kill([process for process in processes if process not in trackers])
+    _, stubborn = psutil.wait_procs(trackers, GRACE_S)
+    _kill(stubborn)
+
+
+def _kill(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, GRACE_S)
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    try:
+        return any("multiprocessing.resource_tracker" in word for word in process.cmdline())
+    except psutil.Error:
+        return False  # it has ended
