@@ -482,12 +482,35 @@ def test_few_that_draft_far_cost_less_than_if_all_did():
     seconds, drafts = [1.0] * 200, [0.0, *(0.05 + 0.1 * level for level in range(1, 9))]
     far, near = Option([0.99] * 8, True), Option([0.5, 0.0], True)
     alone = best_lengths(seconds, drafts, [far])
-    among = best_lengths(seconds, drafts, [far] + [near] * 31)
+    among = best_lengths(seconds, drafts, [far] + [near] * 7)
     assert alone.lengths == [8]
     assert among.lengths[0] == 8
-    together = 32 + 8 * 0.99 + 31 * 0.5
+    together = 8 + 8 * 0.99 + 7 * 0.5
     assert together / (1 + drafts[8]) < among.rate < together / (1 + drafts[2])
     assert tokens_share(1) < 0.2 < 0.7 < tokens_share(32)
+
+
+def test_lengths_are_the_same_for_all_where_their_own_promise_next_to_nothing_more():
+    """The best of many guesses is on average too good."""
+    seconds, drafts = [1.0 + 0.08 * rows for rows in range(200)], line(0.02)
+    base = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2]
+
+    def lengths(apart, rooms=(8, 8, 8, 8)):
+        gains = [[max(0.0, gain - apart * place) for gain in base] for place in range(4)]
+        some = [Option(own[:room], True) for own, room in zip(gains, rooms, strict=True)]
+        return best_lengths(seconds, drafts, some)
+
+    alike = lengths(0.02)
+    assert len(set(alike.lengths)) == 1 < alike.lengths[0]
+    assert alike.joined(Option([1.0] * 8, True)) == alike.lengths[0]
+    assert len(set(lengths(0.2).lengths)) > 1
+    short = lengths(0.02, (8, 8, 8, 1)).lengths
+    assert short[3] == 1 and len(set(short[:3])) == 1
+    rows = 4 + sum(alike.lengths)
+    tokens = 4 + sum(
+        sum(base[:count]) - 0.02 * place * count for place, count in enumerate(alike.lengths)
+    )
+    assert alike.rate == pytest.approx(tokens / (seconds[rows] + drafts[alike.lengths[0]]))
 
 
 @pytest.mark.parametrize("times", [1.8, 2.5, 4.0])

@@ -6,9 +6,9 @@ from collections.abc import Collection
 from itertools import accumulate
 
 PRIOR = 0.7  # of a token behind kept ones, before anything is known
-TRUST = 48.0  # of a request's drafts, that what its method is known for counts for
+TRUST = 24.0  # of a request's drafts, that what its method is known for counts for
 FIRST_TRUST = 4.0  # of a method's drafts, that what is believed beforehand counts for
-OF_A_REQUEST = 0.99  # what a request's earlier drafts count for after a new one
+OF_A_REQUEST = 0.97  # what a request's earlier drafts count for after a new one
 OF_A_METHOD = 0.998
 HEAVIEST = 1e6
 LEAST = 1e-9  # of a chance: others are divided by it

@@ -13,6 +13,10 @@ from operator import itemgetter
 from typing import NamedTuple
 
 NOTHING_TAKEN = 2.0
+LENGTHS_OF_THEIR_OWN = (
+    1.01  # times the rate of one length for all, that requests' own must promise:
+)
+# the best of many guesses is on average too good
 LEVEL_TOKENS = 8  # tokens that take a model as long as what is done once a level
 
 
@@ -100,8 +104,9 @@ def best_lengths(
     must promise.
 
     For every number of levels that the model could draft, the tokens at hand are taken in the order
-    of their gains for as long as that raises the rate of the step. Plain numbers, as of passes
-    (`times.Times`).
+    of their gains for as long as that raises the rate of the step. Where a model drafts for all,
+    and that promises next to nothing more than one length for all of them, it is this. Plain
+    numbers, as of passes (`times.Times`).
     """
     batch = len(options)
     tokens = sorted(_tokens(options), key=itemgetter(0), reverse=True)
@@ -122,7 +127,27 @@ def best_lengths(
     lengths = [0] * batch
     for token in near[:end]:
         lengths[token.owner] += 1
+    if end and drafting == batch:
+        same = _one_length(seconds, drafts, options, besides)
+        if rate < LENGTHS_OF_THEIR_OWN * same.rate:
+            return same
     return Plan(lengths, rate, near[end - 1].gain if end else NOTHING_TAKEN)
+
+
+def _one_length(
+    seconds: list[float], drafts: Sequence[float], options: Sequence[Option], besides: float
+) -> Plan:
+    """The best one for all, as far as each may draft."""
+    batch = len(options)
+    best, rows, tokens = Plan([], 0.0, NOTHING_TAKEN), batch, float(batch)
+    for count in range(1, 1 + max(len(option.gains) for option in options)):
+        gains = [option.gains[count - 1] for option in options if len(option.gains) >= count]
+        rows, tokens = rows + len(gains), tokens + sum(gains)
+        rate = tokens / (seconds[rows] + drafts[count] + besides)
+        if rate > best.rate:
+            lengths = [min(count, len(option.gains)) for option in options]
+            best = Plan(lengths, rate, min(gains))
+    return best
 
 
 class _Token(NamedTuple):
