@@ -500,15 +500,15 @@ def test_lengths_are_the_same_for_all_where_their_own_promise_next_to_nothing_mo
         some = [Option(own[:room], True) for own, room in zip(gains, rooms, strict=True)]
         return best_lengths(seconds, drafts, some)
 
-    alike = lengths(0.02)
+    alike = lengths(0.07)
     assert len(set(alike.lengths)) == 1 < alike.lengths[0]
     assert alike.joined(Option([1.0] * 8, True)) == alike.lengths[0]
     assert len(set(lengths(0.2).lengths)) > 1
-    short = lengths(0.02, (8, 8, 8, 1)).lengths
+    short = lengths(0.07, (8, 8, 8, 1)).lengths
     assert short[3] == 1 and len(set(short[:3])) == 1
     rows = 4 + sum(alike.lengths)
     tokens = 4 + sum(
-        sum(base[:count]) - 0.02 * place * count for place, count in enumerate(alike.lengths)
+        sum(base[:count]) - 0.07 * place * count for place, count in enumerate(alike.lengths)
     )
     assert alike.rate == pytest.approx(tokens / (seconds[rows] + drafts[alike.lengths[0]]))
 

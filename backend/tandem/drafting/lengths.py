@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 NOTHING_TAKEN = 2.0
-LENGTHS_OF_THEIR_OWN = (
+LENGTHS_OF_THEIR_OWN = 1.01(
     1.01  # times the rate of one length for all, that requests' own must promise:
 )
 # the best of many guesses is on average too good
