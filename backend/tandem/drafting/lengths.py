@@ -13,10 +13,9 @@ from operator import itemgetter
 from typing import NamedTuple
 
 NOTHING_TAKEN = 2.0
-LENGTHS_OF_THEIR_OWN = 1.01(
-    1.01  # times the rate of one length for all, that requests' own must promise:
-)
-# the best of many guesses is on average too good
+# Times the rate of one length for all, that requests' own must promise: the best of many guesses is
+# on average too good.
+OWN_LENGTHS = 1.01
 LEVEL_TOKENS = 8  # tokens that take a model as long as what is done once a level
 
 
@@ -129,7 +128,7 @@ def best_lengths(
         lengths[token.owner] += 1
     if end and drafting == batch:
         same = _one_length(seconds, drafts, options, besides)
-        if rate < LENGTHS_OF_THEIR_OWN * same.rate:
+        if rate < OWN_LENGTHS * same.rate:
             return same
     return Plan(lengths, rate, near[end - 1].gain if end else NOTHING_TAKEN)
 
