@@ -10,6 +10,7 @@ from scipy.stats import chi2_contingency
 
 from tandem import Engine, EngineConfig, SamplingParams
 from tandem.errors import EngineDeadError
+from tandem.metrics import FINISHED, GENERATED_TOKENS, Key
 from tandem.service import EngineService
 from tests.engine.sinks import Answer, submit, until
 
@@ -44,8 +45,14 @@ def ids(answer: Answer) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def service():
-    one = EngineService(vllm_config())
+def reports():
+    """Of the service, in their order."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def service(reports):
+    one = EngineService(vllm_config(), on_report=reports.append)
     yield one
     one.stop()
 
@@ -55,6 +62,16 @@ def native_ids():
     """What our own engine writes greedily."""
     with Engine(config()) as engine:
         return [output.token_ids for output in engine.generate(PROMPTS, GREEDY)]
+
+
+def test_what_warms_it_up_is_counted_nowhere(service, reports):
+    assert ids(submit(service, PROMPTS[0], GREEDY))
+    until(lambda: sum(report.counts.get(Key(FINISHED, "length"), 0) for report in reports))
+    total = Counter()
+    for report in reports:
+        total.update(report.counts)
+    assert total[Key(FINISHED, "length")] == 1
+    assert total[Key(GENERATED_TOKENS)] == 48
 
 
 def test_both_engines_write_the_same(service, native_ids):

