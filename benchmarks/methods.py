@@ -112,9 +112,9 @@ class Meter:
         engine.target = cast(Runner, _TimedTarget(target, self))
 
     def _drafting(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*arguments: Any) -> Any:
+        def timed(*arguments: Any, **named: Any) -> Any:
             start = time.perf_counter()
-            found = call(*arguments)
+            found = call(*arguments, **named)
             self.draft_s += time.perf_counter() - start
             return found
 
