@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-_UNREACHABLE = "no connection to the server: {}"
+_UNREACHABLE = "no connection to the server ({}): start it, or give its own address"
 
 
 class TandemError(Exception):

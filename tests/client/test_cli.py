@@ -62,12 +62,15 @@ def test_what_a_request_may_say_beside_its_prompt(run, service):
     assert request.id == "order 66"
 
 
+UNREACHABLE = "no connection to the server (Connection refused): start it, or give its own address"
+
+
 @pytest.mark.parametrize(
     ("prompt", "url", "code", "sentence"),
     [
         ("bad", None, 2, "tandem-client: say what\n"),
         ("cut", None, 3, "tandem-client: the stream ended before the answer was complete\n"),
-        ("x", "localhost:1", 3, "tandem-client: no connection to the server: Connection refused\n"),
+        ("x", "localhost:1", 3, f"tandem-client: {UNREACHABLE}\n"),
     ],
 )
 def test_an_error_is_one_sentence_and_an_exit_code(run, service, prompt, url, code, sentence):

@@ -21,7 +21,9 @@ pip_install() {
     "$venv/bin/python" -m pip --disable-pip-version-check install "$@" |
         awk -v most="$(grep -c == requirements.lock)" -v live="$live" '
             /^(Collecting|Processing) / {
-                name = $2; sub(".*/", "", name); sub("[-=<>][-=<>0-9].*", "", name); count++
+                name = $2; sub(".*/", "", name); sub("[-=<>][-=<>0-9].*", "", name)
+                if (seen[name]++ || count == most) next
+                count++
                 if (live) printf "\r\033[K  %d of %d: %s", count, most, name
                 else if (count % 10 == 0) printf "  %d of %d\n", count, most
                 fflush()
