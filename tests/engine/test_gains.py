@@ -1,0 +1,104 @@
+"""What drafts are expected to bring, learnt from what earlier ones have."""
+
+import numpy as np
+import pytest
+
+from tandem.drafting.gains import PRIOR, Gains
+from tandem.drafting.remembered import Known
+
+COUNT = 4  # tokens of the drafts that gains are learnt from
+
+
+def learn(gains, request, times, tried, kept):
+    for _ in range(times):
+        gains.learn(request, COUNT, tried, kept)
+    return gains.expected(request, COUNT)
+
+
+def test_gains_begin_with_the_prior_and_follow_what_was_kept():
+    gains, request = Gains(4), {}
+    assert gains.expected(request, COUNT) == pytest.approx([PRIOR, PRIOR**2, PRIOR**3, PRIOR**4])
+    assert learn(gains, request, 300, 4, [1, 2])[:2] == pytest.approx([1, 1], abs=0.03)
+
+
+def test_a_request_begins_with_what_the_method_has_learnt():
+    gains = Gains(COUNT)
+    learn(gains, {}, 900, COUNT, [])
+    assert gains.expected({}, COUNT) == pytest.approx([0] * COUNT, abs=0.05)
+
+
+def test_drafts_of_other_lengths_are_told_apart():
+    """A lookup that finds much is right more often."""
+    gains, request = Gains(16), {}
+    for _ in range(100):
+        gains.learn(request, 12, 12, range(1, 13))
+        gains.learn(request, 2, 2, [])
+    assert gains.expected(request, 9)[8] > 0.8
+    assert gains.expected(request, 3)[0] < 0.1
+    assert gains.expected(request, 6)[0] == pytest.approx(PRIOR)
+    assert len(gains.expected(request, 9)) == 15
+
+
+def test_places_that_were_not_tried_are_better_too_where_the_others_are():
+    gains, request, other = Gains(4), {}, {}
+    for kept in ([1, 2, 3, 4], []) * 200:
+        gains.learn(other, COUNT, 4, kept)
+    usual = gains.expected({}, COUNT)
+    own = learn(gains, request, 90, 1, [1])
+    assert own[0] > 0.8
+    assert usual[2] * 1.2 < own[2] <= own[0]
+
+
+def test_what_is_known_of_a_request_fades_while_nothing_is_drafted():
+    gains, request, other = Gains(2), {}, {}
+    learn(gains, other, 400, 2, [1, 2])
+    assert learn(gains, request, 60, 2, [])[0] < 0.45
+    gains.fade(request, 200)
+    assert gains.expected(request, COUNT)[0] > 0.8
+
+
+def test_places_that_only_the_good_reach_look_no_better_for_it():
+    """Half of the requests do badly, and their drafts are cut short."""
+    gains, good, bad = Gains(4), {}, {}
+    for number in range(600):
+        gains.learn(good, COUNT, 4, [1, 2, 3, 4] if number % 2 else [1, 2])
+        gains.learn(bad, COUNT, 2, [1, 2] if number % 4 == 0 else [])
+    usual = gains.expected({}, COUNT)
+    assert usual == pytest.approx([0.625, 0.625, 0.3125, 0.3125], abs=0.05)
+    middling = learn(gains, {}, 200, 2, [1, 2])
+    assert middling[2] == pytest.approx(0.5, abs=0.05)
+
+
+def test_gains_never_rise():
+    assert (np.diff(learn(Gains(3), {}, 100, 3, [3])) <= 0).all()
+
+
+def test_requests_are_told_apart():
+    gains, good, bad = Gains(2), {}, {}
+    for _ in range(60):
+        gains.learn(good, COUNT, 2, [1, 2])
+        gains.learn(bad, COUNT, 2, [])
+    assert gains.expected(good, COUNT)[1] > 0.7 > 0.3 > gains.expected(bad, COUNT)[0]
+
+
+def test_behind_any_number_of_rounds_a_request_is_only_forgotten():
+    """It may have waited for long, preempted."""
+    known, gains = Known([{}]), Gains(COUNT)
+    learn(gains, known.gains[0], 60, COUNT, [])
+    known.fade(1)
+    known.fade(10**6)
+    assert gains.expected(known.gains[0], COUNT)[0] < 1
+
+
+def test_only_rounds_without_a_draft_let_what_is_known_fade():
+    for drafts, fades in ((0, True), (40, False)):
+        known = Known([{}])
+        gains = Gains(COUNT)
+        learn(gains, {}, 400, COUNT, [1, 2, 3, 4])
+        before = learn(gains, known.gains[0], 60, COUNT, [])[0]
+        known.fade(10)
+        known.drafts = drafts
+        known.fade(50)
+        after = gains.expected(known.gains[0], COUNT)[0]
+        assert (after > before + 0.2) == fades
+        assert (after == before) != fades

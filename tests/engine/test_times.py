@@ -1,0 +1,112 @@
+"""What takes how long by its size: profiled, then learnt."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tandem.drafting import times
+from tandem.drafting.times import Times, profile
+
+
+def profiled(monkeypatch, seconds, most, text=64):
+    """By a clock that passes alone move on, and these passes: requests, rows of each, text."""
+    now, passes = [0.0], []
+    monkeypatch.setattr(times, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def run(requests, each, behind):
+        passes.append((requests, each, behind))
+        now[0] += seconds(requests, each, behind, len(passes))
+
+    return profile(run, most, text), passes
+
+
+def test_a_profile_takes_the_least_of_some_tries_and_stops_at_the_most(monkeypatch):
+    found, passes = profiled(monkeypatch, lambda many, _, __, tries: 1e-3 * (many + tries % 3), 20)
+    assert found.rows == {rows: pytest.approx(1e-3 * rows) for rows in (1, 2, 4, 8, 16)}
+    by_rows = [many for many, each, behind in passes if each == 1 and not behind]
+    assert by_rows[:15] == sorted(by_rows[:15], reverse=True)  # the first use of memory is no
+    assert max(many * each for many, each, _ in passes) <= 20  # pass's time
+
+
+def test_long_passes_are_profiled_but_once(monkeypatch):
+    _, passes = profiled(monkeypatch, lambda *_: 1.0, 4, text=1)
+    assert passes == [(4, 1, 0), (2, 1, 0), (1, 1, 0)]
+
+
+@pytest.mark.parametrize(("most", "text"), [(512, 256), (64, 64), (20, 64), (2, 3), (40, 2000)])
+def test_what_texts_take_is_profiled_by_tokens_and_by_the_rows_that_see_them(
+    monkeypatch, most, text
+):
+    def seconds(requests, each, behind, _):
+        return 0.01 + requests * behind * (2e-6 + 1e-6 * each)
+
+    found, passes = profiled(monkeypatch, seconds, most, text)
+    assert found.texts == pytest.approx((2e-6, 1e-6))
+    assert all(each + behind <= text and many * each <= most for many, each, behind in passes)
+    assert found.texts.of(4, 400, 8) == pytest.approx(400 * (2e-6 + 2 * 1e-6))
+
+
+def test_what_cannot_be_profiled_of_texts_is_taken_for_nothing(monkeypatch):
+    for most, text in ((1, 64), (64, 1), (64, 8)):
+        assert profiled(monkeypatch, lambda *_: 1e-3, most, text)[0].texts == (0, 0)
+
+
+def test_fewer_rows_are_expected_to_take_no_longer_than_more_did():
+    times = Times({1: 1.0, 64: 2.0})
+    times.observe(1, 1.8)
+    slow = times.of(1)
+    for _ in range(20):
+        times.observe(4, 0.5)
+    assert times.of(4) < 0.6 < slow
+    assert times.of(1) <= times.of(4)  # although nobody has seen it since
+    for _ in range(20):
+        times.observe(4, 1.9 * times.of(4))
+    assert 2.3 < times.of(4) <= times.of(8) <= times.of(64)
+    assert times.upto(64) == sorted(times.upto(64))
+
+
+def test_times_lie_on_a_line_between_sizes_and_grow_beyond():
+    times = Times({1: 1.0, 9: 2.0})
+    assert times.of(5) == pytest.approx(1.5)
+    assert times.of(100) > times.of(20) > 2.0
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 17, 18, 20, 24, 40, 3000, 9000])
+def test_one_size_is_as_many_are(size):
+    times = Times({1: 1.0, 8: 3.0, 64: 4.0})
+    times.observe(3, 5.0)
+    assert times.of(size) == pytest.approx(times.upto(size)[size])
+
+
+def test_times_follow_what_is_observed_most_where_it_was():
+    times = Times({1: 1.0, 64: 1.0})
+    for _ in range(40):
+        times.observe(8, 1.9)
+    assert times.of(8) == pytest.approx(1.9, rel=0.05)
+    assert 1.0 < times.of(1) < times.of(4) < times.of(8)
+
+
+def test_rounds_that_read_a_prompt_too_count_for_little():
+    times = Times({1: 1.0, 64: 2.0})
+    for _ in range(20):
+        times.observe(8, 10.0)
+    assert times.of(8) < 1.6
+
+
+def test_more_rows_are_never_quicker():
+    times = Times({1: 1.0, 64: 2.0})
+    for _ in range(100):
+        times.observe(8, 2.0)
+    assert (np.diff(times.upto(99)) >= 0).all()
+
+
+def test_a_size_that_was_not_seen_for_long_is_learnt_sooner():
+    often, seldom = Times({1: 1.0, 64: 1.0}), Times({1: 1.0, 64: 1.0})
+    for _ in range(30):
+        often.observe(1, 1.0)
+        often.observe(64, 1.0)
+        seldom.observe(1, 1.0)
+    often.observe(64, 1.5)
+    seldom.observe(64, 1.5)
+    assert often.of(64) < 1.15 < 1.2 < seldom.of(64)
