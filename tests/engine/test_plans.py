@@ -3,9 +3,11 @@
 import pytest
 
 from tandem.drafting.choosing import Method
-from tandem.drafting.costs import FIRST_PROBES
+from tandem.drafting.costs import FIRST_PROBES, Load, RoundCosts
 from tandem.drafting.mixture import MixtureProposer
 from tandem.drafting.remembered import IDLE_FOR, PLANNED_FOR
+from tandem.drafting.times import TextTimes
+from tandem.request import SamplingParams
 from tandem.scheduler import Decode
 from tests.engine.builders import make_request
 from tests.engine.policy_world import LONGEST, Guess, World, of_a_model
@@ -178,3 +180,39 @@ def test_requests_are_expected_to_write_as_much_as_others_have(share, room, draf
         ended.tokens += [1] * int(100 * share)
         mixture.finished(ended)
     assert drafts_for_one_that_read_nothing(mixture, room) == drafts
+
+
+def test_an_engine_tells_what_its_requests_have_written(engine, good_draft):
+    one = engine(draft_model=good_draft, adaptive_speculation=True)
+    told = []
+    one.proposer.finished = told.append
+    params = SamplingParams(temperature=0, max_tokens=7, ignore_eos=True)
+    one.generate([[1, 2], [3]], params)
+    assert [request.num_output for request in told] == [7, 7]
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_behind_longer_texts_rows_are_dearer_and_drafts_shorter(batch):
+    def longest(text):
+        world = World()
+        costs = RoundCosts({1: 1.0, 64: 1.01}, TextTimes(0.0, 3e-4))
+        model = Method("model", Guess(world, 0.9, level_s=0.01), False)
+        mixture = MixtureProposer([model], LONGEST, costs, clock=world.clock)
+        requests = [make_request([1] * text, max_total=10**4) for _ in range(batch)]
+        for request in requests:
+            request.computed = request.draft_computed = text - 1
+        return max(len(tokens) for tokens in mixture.propose(decodes_of(requests)).tokens)
+
+    assert longest(10) > longest(2000) > 0
+
+
+def test_a_round_is_learnt_with_the_texts_it_had():
+    world = World()
+    mixture = of_a_model(world, Guess(world, 0.9, level_s=0.1))
+    requests = [make_request([1] * text) for text in (30, 50)]
+    for request in requests:
+        request.computed = len(request.tokens) - 1
+    seen = []
+    mixture.costs.observe_pass = lambda load, rows, seconds: seen.append(load)
+    world.run(mixture, 2, LONGEST, 20, requests)
+    assert set(seen) == {Load(2, 29 + 49)}

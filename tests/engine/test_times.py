@@ -4,7 +4,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
+from tandem.assembly import pass_times
+from tandem.config import EngineConfig
 from tandem.drafting import times
 from tandem.drafting.times import Times, profile
 
@@ -110,3 +113,25 @@ def test_a_size_that_was_not_seen_for_long_is_learnt_sooner():
     often.observe(64, 1.5)
     seldom.observe(64, 1.5)
     assert often.of(64) < 1.15 < 1.2 < seldom.of(64)
+
+
+@pytest.mark.parametrize(("num_blocks", "max_model_len"), [(2000, 512), (64, 512), (2000, 20)])
+def test_passes_are_profiled_in_blocks_that_nobody_shares(target, num_blocks, max_model_len):
+    passes = []
+
+    class Target:
+        def forward(self, tokens, queries):
+            assert len(tokens) == sum(query.length for query in queries)
+            passes.append(queries)
+            return torch.zeros(1, 1)
+
+    config = EngineConfig(model=target, speculative_method="ngram", num_speculative_tokens=4)
+    pass_times(config, Target(), num_blocks, max_model_len)
+    for queries in passes:
+        blocks = [block for query in queries for block in query.blocks]
+        assert len(set(blocks)) == len(blocks)
+        assert max(blocks) < num_blocks
+        assert all(query.end <= len(query.blocks) * config.block_size for query in queries)
+        assert all(query.end <= max_model_len for query in queries)
+    assert any(query.start and query.length > 1 for queries in passes for query in queries)
+    assert any(not query.start and len(queries) >= 64 for queries in passes for query in queries)
