@@ -89,7 +89,10 @@ def test_a_target_of_two_ranks_with_a_draft_of_one_writes_the_same(native_ids):
 
 
 def test_without_a_method_it_writes_the_same(native_ids):
-    one = EngineService(vllm_config(speculative_method="none"))
+    arguments = {"enforce_eager": True, "max_logprobs": 0}  # nor is anything ranked at its start
+    one = EngineService(
+        config(engine="vllm", speculative_method="none", vllm_engine_args=arguments)
+    )
     try:
         answers = [submit(one, prompt, GREEDY) for prompt in PROMPTS]
         assert [ids(answer) for answer in answers] == native_ids

@@ -107,30 +107,51 @@ def best_lengths(
     and that promises next to nothing more than one length for all of them, it is this. Plain
     numbers, as of passes (`times.Times`).
     """
-    batch = len(options)
+    own = _own_lengths(seconds, drafts, options, slack, besides, margin)
+    if any(own.lengths) and all(option.by_model for option in options):
+        same = _one_length(seconds, drafts, options, besides)
+        if own.rate < OWN_LENGTHS * same.rate:
+            return same
+    return own
+
+
+def _own_lengths(
+    seconds: list[float],
+    drafts: Sequence[float],
+    options: Sequence[Option],
+    slack: float,
+    besides: float,
+    margin: float,
+) -> Plan:
+    """As `best_lengths`, whatever one length for all promises."""
+    batch, drafting = len(options), sum(option.by_model for option in options)
     tokens = sorted(_tokens(options), key=itemgetter(0), reverse=True)
-    near = [one for one in tokens if not one.level]
-    rates = _rates(seconds, _Levels(), near, batch)
-    rate, least = max(rates), margin * max(rates)
-    end = rates.index(rate)
-    if len(near) == len(tokens):  # no model drafts
-        enough = (1 - (1 - slack) / batch) * rate
-        end = max(place for place, one in enumerate(rates) if one >= enough)
-    drafting = sum(option.by_model for option in options)
+    taken, rate = _of_lookups(seconds, tokens, batch, slack)
+    least = margin * rate
     for depth in sorted({one.level for one in tokens} - {0}):
         some = [one for one in tokens if one.level <= depth]
         rates = _rates(seconds, _levels(drafts, depth, drafting, besides), some, batch)
         if max(rates) > max(rate, least):
-            rate, near = max(rates), some
-            end = rates.index(rate)
+            rate = max(rates)
+            taken = some[: rates.index(rate)]
     lengths = [0] * batch
-    for token in near[:end]:
+    for token in taken:
         lengths[token.owner] += 1
-    if end and drafting == batch:
-        same = _one_length(seconds, drafts, options, besides)
-        if rate < OWN_LENGTHS * same.rate:
-            return same
-    return Plan(lengths, rate, near[end - 1].gain if end else NOTHING_TAKEN)
+    return Plan(lengths, rate, taken[-1].gain if taken else NOTHING_TAKEN)
+
+
+def _of_lookups(
+    seconds: list[float], tokens: Sequence[_Token], batch: int, slack: float
+) -> tuple[Sequence[_Token], float]:
+    """Those to take where no model drafts, and the best rate."""
+    near = [one for one in tokens if not one.level]
+    rates = _rates(seconds, _Levels(), near, batch)
+    best = max(rates)
+    end = rates.index(best)
+    if len(near) == len(tokens):  # there is none
+        enough = (1 - (1 - slack) / batch) * best
+        end = max(place for place, one in enumerate(rates) if one >= enough)
+    return near[:end], best
 
 
 def _one_length(

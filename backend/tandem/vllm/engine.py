@@ -88,7 +88,10 @@ class VllmEngine:
     def _warm_up(self) -> None:
         """Has vLLM compile now what ranks logprobs: it takes long, and all requests would wait."""
         first = SamplingParams(temperature=0, max_tokens=1, logprobs=1, ignore_eos=True)
-        self.add_request([0], first, "warm-up")
+        try:
+            self.add_request([0], first, "warm-up")
+        except InvalidRequestError:
+            return  # vLLM was told to rank none
         while not self.idle and not self._lost:
             self.step()
         if self._lost:
