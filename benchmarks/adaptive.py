@@ -119,14 +119,14 @@ class Clock:
         self._stopped = time.perf_counter()
 
 
-class Contender(NamedTuple):
+class Clocked(NamedTuple):
     """An engine, and what it takes for the time."""
 
     engine: Engine
     clock: Clock
 
 
-def _contenders(draft: Path, stack: ExitStack) -> dict[str, Contender]:
+def _contenders(draft: Path, stack: ExitStack) -> dict[str, Clocked]:
     made = {PLAIN: _engine(None, 0, False)}
     made |= {f"k = {k}": _engine(draft, k, False) for k in LENGTHS}
     made[ADAPTIVE] = _engine(draft, max(LENGTHS), True)
@@ -137,7 +137,7 @@ def _contenders(draft: Path, stack: ExitStack) -> dict[str, Contender]:
     learning = made[ADAPTIVE].proposer
     assert isinstance(learning, MixtureProposer)
     learning.watch.clock = clocks[ADAPTIVE]
-    return {title: Contender(engine, clocks[title]) for title, engine in made.items()}
+    return {title: Clocked(engine, clocks[title]) for title, engine in made.items()}
 
 
 def _engine(draft: Path | None, k: int, adaptive: bool) -> Engine:
@@ -164,7 +164,7 @@ def _share_weights(one: Engine, other: Engine) -> None:
 class Load:
     """Keeps so many requests going. The first ones' lengths differ, so that ends come evenly."""
 
-    def __init__(self, of: Contender, texts: Batch, concurrency: int, new_tokens: int) -> None:
+    def __init__(self, of: Clocked, texts: Batch, concurrency: int, new_tokens: int) -> None:
         self._engine, self._clock = of
         self._coming = cycle(texts)
         self._longest = new_tokens
