@@ -26,6 +26,7 @@ TOKENS ?=
 PROFILE ?= chat
 TOOL ?= perf_analyzer
 SECONDS ?= 60
+HERE := not vllm and not load_tools
 # Arguments for the demo and for pytest, for example: make test ARGS="-k serving -x"
 ARGS ?=
 
@@ -50,8 +51,12 @@ profile: setup-profile $(NEEDS) ## measure the load profile PROFILE with and wit
 	@$(BIN)/python -m tools.load_profiles $(PROFILE) --tool $(TOOL) --model $(MODEL) --host $(HOST) \
 		--http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT) $(OVERRIDES)
 
+# Those of a server need both cores: they come by themselves. Where ARGS choose among tests, there may
+# be none of either.
+test: NONE = $(if $(ARGS),5,0)
 test: setup-profile ## run every test but those of vLLM and load tools; a GPU's are skipped without one
-	@$(BIN)/python -m pytest -m "not vllm and not load_tools" $(ARGS)
+	@$(BIN)/python -m pytest -n 2 -m "$(HERE) and not triton" $(ARGS) || test $$? = $(NONE)
+	@$(BIN)/python -m pytest -m "$(HERE) and triton" $(ARGS) || test $$? = $(NONE)
 
 setup-vllm: setup ## make .venv-vllm, or nothing when it is up to date
 	@tools/setup/vllm.sh
@@ -64,10 +69,11 @@ fuzz: setup ## look for requests and parameters that break the model, for SECOND
 test-vllm: setup-vllm ## run the tests that need vLLM, and the contract's tests on tandem_vllm
 	@$(BIN)/python -m pytest -m vllm $(ARGS)
 	@$(BIN)/python -m pytest tests/triton --ignore-glob "*_parallel.py" \
-		--ignore-glob "*test_methods.py" --ignore-glob "*test_soak.py" --serve tandem_vllm $(ARGS)
+		--ignore-glob "*test_methods.py" --ignore-glob "*test_soak.py" \
+		--ignore-glob "*_steps.py" --serve tandem_vllm $(ARGS)
 
-soak: setup $(NEEDS) ## 30 minutes of mixed traffic, a minute of overload, 50 loads and unloads
-	@for run in traffic overload reloads; do \
+soak: setup $(NEEDS) ## 30 minutes of mixed traffic, 5 with kills, 1 of overload, 50 loads and unloads
+	@for run in traffic faults overload reloads; do \
 		$(BIN)/python -m tools.soak $$run --model $(MODEL) --plot .cache/soak/$$run.svg || exit 1; \
 	done
 

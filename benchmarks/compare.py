@@ -64,8 +64,8 @@ OURS = (
 )
 TARGETS = (
     Target("demo", None, 5, (*PLAIN, *OURS, *PEERS)),
-    Target("200 MB", 200, 3, (*PLAIN, *OURS, *PEERS)),
-    Target("600 MB", 600, 1, (PLAIN[0], PLAIN[1], OURS[1], OURS[4], PEERS[0], PEERS[1])),
+    Target("200 MB", 200, 5, (*PLAIN, *OURS, *PEERS)),
+    Target("600 MB", 600, 2, (PLAIN[0], PLAIN[1], OURS[1], OURS[4], PEERS[0], PEERS[1])),
 )
 
 

@@ -135,6 +135,7 @@ def _timed_passes(engine: Engine) -> _Clock:
     return clock
 
 
+@torch.inference_mode()  # as the engine's own process has it
 def _decoding_steps(engine: Engine, passes: _Clock) -> list[float]:
     """Seconds of each step after those that read prompts, until all is done."""
     steps: list[float] = []

@@ -26,7 +26,7 @@ RUN PIP_NO_CACHE_DIR=1 TRITON=/opt/tritonserver/bin/tritonserver tools/setup/set
 # HTTP, gRPC, metrics
 EXPOSE 8000 8001 8002
 HEALTHCHECK --interval=10s --timeout=5s --start-period=600s \
-    CMD ["bash", "-c", "curl -fs localhost:8000/v2/health/ready && ! curl -s localhost:8002/metrics | grep -q '^tandem_engine_up{.*} 0'"]
+    CMD ["docker/probe.sh", "ready"]
 STOPSIGNAL SIGINT
 ENTRYPOINT [".venv/bin/tandem", "serve", "--host", "0.0.0.0"]
 CMD ["--model", "tandem"]

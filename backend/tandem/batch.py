@@ -27,27 +27,36 @@ class TargetBatch(NamedTuple):
 
 def target_batch(plan: StepPlan, draft: Draft) -> TargetBatch:
     """Lays the step out: for each decode its last token and its draft, then the chunks."""
-    batch = TargetBatch([], [], [], [decode.request for decode in plan.decodes], draft)
+    tokens: list[int] = []
+    queries: list[Query] = []
+    rows: list[int] = []
+    requests = [decode.request for decode in plan.decodes]
     for index, (request, _) in enumerate(plan.decodes):
         nodes = [request.tokens[-1], *draft.tokens[index]]
         parents = [-1, *draft.parents[index]] if draft.parents else None
-        batch.rows.extend(range(len(batch.tokens), len(batch.tokens) + len(nodes)))
-        batch.tokens.extend(nodes)
-        batch.queries.append(Query(request.blocks, request.computed, len(nodes), parents))
+        rows.extend(range(len(tokens), len(tokens) + len(nodes)))
+        tokens.extend(nodes)
+        queries.append(Query(request.blocks, request.computed, len(nodes), parents))
     for chunk in plan.prefills:
         request, start = chunk.request, chunk.request.computed
-        batch.tokens.extend(request.tokens[start : start + chunk.length])
-        batch.queries.append(Query(request.blocks, start, chunk.length))
+        tokens.extend(request.tokens[start : start + chunk.length])
+        queries.append(Query(request.blocks, start, chunk.length))
         if chunk.last:
-            batch.rows.append(len(batch.tokens) - 1)
-            batch.requests.append(request)
-    undrafted: list[list[int]] = [[] for _ in batch.requests[len(plan.decodes) :]]
-    parents_of_all = draft.parents and draft.parents + undrafted
-    drawn_of_all = draft.drawn and draft.drawn + [False] * len(undrafted)
-    whole = draft._replace(
-        tokens=draft.tokens + undrafted, parents=parents_of_all, drawn=drawn_of_all
+            rows.append(len(tokens) - 1)
+            requests.append(request)
+    undrafted = len(requests) - len(plan.decodes)
+    whole = _with_undrafted(draft, undrafted) if undrafted else draft
+    return TargetBatch(tokens, queries, rows, requests, whole)
+
+
+def _with_undrafted(draft: Draft, count: int) -> Draft:
+    """An empty draft for each of so many requests more."""
+    nothing: list[list[int]] = [[] for _ in range(count)]
+    return draft._replace(
+        tokens=draft.tokens + nothing,
+        parents=draft.parents and draft.parents + nothing,
+        drawn=draft.drawn and draft.drawn + [False] * count,
     )
-    return batch._replace(draft=whole)
 
 
 def computed_rows(

@@ -268,6 +268,11 @@ class EngineConfig(BaseModel):
         return next((name for name in self.methods if name not in LOOKUPS), self.methods[0])
 
     @property
+    def runners_with_kv(self) -> tuple[str, ...]:
+        """Whose layers the KV cache holds."""
+        return ("target", "draft") if self.method in WITH_KV else ("target",)
+
+    @property
     def lookahead(self) -> int:
         """Most drafted tokens of a request in one step."""
         if isinstance(self.speculative_tree, list):

@@ -15,7 +15,7 @@ import torch
 
 from tandem.assembly import build
 from tandem.batch import TargetBatch, computed_rows, target_batch
-from tandem.config import WITH_KV, EngineConfig
+from tandem.config import EngineConfig
 from tandem.drafting import Verdict, Verified
 from tandem.errors import InvalidRequestError
 from tandem.metrics import DRAFTING, KV_USAGE, RUNNING, VERIFYING, WAITING, Key, Report
@@ -62,7 +62,6 @@ class NativeEngine:
         self.proposer = parts.proposer
         self.sampler = parts.sampler
         self.as_blocks = config.acceptance_method == "block"
-        self.with_kv = ("target", "draft") if config.method in WITH_KV else ("target",)
         self.shares_processor = self.target.device.type == "cpu"
         self.steps = 0
         self.streams = Streams()
@@ -122,9 +121,14 @@ class NativeEngine:
 
     # -- the loop ------------------------------------------------------------------------------
 
-    @torch.inference_mode()
     def step(self) -> list[RequestOutput]:
         """One round: every decoding request gains at least one token."""
+        if torch.is_inference_mode_enabled():  # beginning it anew takes as long as scheduling
+            return self._round()
+        with torch.inference_mode():
+            return self._round()
+
+    def _round(self) -> list[RequestOutput]:
         plan = self.scheduler.schedule()
         begun = time.perf_counter()
         draft = self.proposer.propose(plan.decodes, alone=not plan.prefills)
@@ -176,7 +180,10 @@ class NativeEngine:
         outputs: list[RequestOutput] = []
         first = 0
         for request, tokens, verdict in zip(batch.requests, draft.tokens, verdicts, strict=True):
-            found = self._logprobs(request, verdict, logits[first : first + len(tokens) + 1])
+            found: list[TokenLogprobs] = []
+            if request.params.logprobs is not None:
+                rows = [first, *(first + node for node in verdict.path)]
+                found = self._logprobs(request, verdict, logits[rows])
             outputs.append(self.streams[request.id].append(verdict, found))
             first += len(tokens) + 1
         return outputs
@@ -208,10 +215,10 @@ class NativeEngine:
     def _logprobs(
         self, request: Request, verdict: Verdict, logits: torch.Tensor
     ) -> list[TokenLogprobs]:
+        """logits: of the rows behind which the verdict's tokens stand."""
         count = request.params.logprobs
-        if count is None:
-            return []
-        return gather_logprobs(logits[[0, *verdict.path]], verdict.tokens, count, self.tokenizer)
+        assert count is not None
+        return gather_logprobs(logits, verdict.tokens, count, self.tokenizer)
 
     def _settle(self, request: Request) -> None:
         """After its tokens are in: a finished request leaves, a running one shares its prefix."""
@@ -244,7 +251,7 @@ class NativeEngine:
         # a request has one block table for all runners: a block is in use by each of them
         return self.meters.report(
             {Key(RUNNING): now.running, Key(WAITING): now.waiting}
-            | {Key(KV_USAGE, runner): usage for runner in self.with_kv}
+            | {Key(KV_USAGE, runner): usage for runner in self.config.runners_with_kv}
         )
 
     def check_integrity(self) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 
 import psutil
 
 GRACE_S = 5.0  # for what ends behind the others
+BEGINS_S = 1.0  # for a process that has just been started to say what it is
 
 
 def kill(processes: Sequence[psutil.Process]) -> None:
@@ -27,7 +29,12 @@ def _kill(processes: Sequence[psutil.Process]) -> None:
 
 
 def _is_tracker(process: psutil.Process) -> bool:
+    limit = time.monotonic() + BEGINS_S
     try:
-        return any("multiprocessing.resource_tracker" in word for word in process.cmdline())
+        while not (words := process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
+            if time.monotonic() > limit:
+                break
+            time.sleep(0.01)
     except psutil.Error:
         return False  # it has ended
+    return any("multiprocessing.resource_tracker" in word for word in words)

@@ -98,6 +98,8 @@ class BlockManager:
     def reserve(self, request: Request, num_tokens: int) -> bool:
         """Extends the block table to cover `num_tokens` slots; False, unchanged, if it can't."""
         missing = -(-num_tokens // self.block_size) - len(request.blocks)
+        if missing <= 0:
+            return True
         if missing > self.available():
             return False
         for _ in range(missing):

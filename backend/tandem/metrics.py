@@ -25,6 +25,13 @@ class Metric(NamedTuple):
     help: str
     label: str = ""
     """Of its members, beside the model's name and version; empty: it has one."""
+    values: tuple[str, ...] = ()
+    """Of the label, as far as they are known beforehand."""
+
+    @property
+    def members(self) -> list[Key]:
+        """Those that are there from the beginning, at 0: a rate has to begin at something."""
+        return [Key(self.name, value) for value in (self.values if self.label else ("",))]
 
 
 class Key(NamedTuple):
@@ -53,6 +60,7 @@ ACCEPTANCE_RATE = "tandem_spec_decode_acceptance_rate"
 ACCEPTANCE_LENGTH = "tandem_spec_decode_mean_acceptance_length"
 EFFICIENCY = "tandem_spec_decode_block_efficiency"
 UP = "tandem_engine_up"
+HEARTBEAT = "tandem_heartbeat_timestamp_seconds"
 RESTARTS = "tandem_engine_restarts_total"
 FIRST_TOKEN = "tandem_time_to_first_token_seconds"
 BETWEEN_TOKENS = "tandem_inter_token_latency_seconds"
@@ -60,6 +68,15 @@ END_TO_END = "tandem_e2e_request_latency_seconds"
 QUEUED = "tandem_request_queue_time_seconds"
 DRAFTING = "tandem_spec_decode_draft_time_seconds"
 VERIFYING = "tandem_spec_decode_verify_time_seconds"
+
+UNLOADED = "unloaded"
+LOST = "engine_lost"
+REFUSALS = {
+    "InvalidRequestError": "invalid",
+    "QueueFullError": "queue_full",
+    "RequestTimeoutError": "timeout",
+}
+"""What `FAILED` calls an error; any other is `LOST`."""
 
 CATALOGUE = (
     Metric(DRAFTS, "counter", "Rounds of a request in which tokens were drafted."),
@@ -71,8 +88,20 @@ CATALOGUE = (
         "Drafted tokens that the target kept, by their place in the draft (0: the first).",
         "position",
     ),
-    Metric(FINISHED, "counter", "Requests that ended, by why.", "finished_reason"),
-    Metric(FAILED, "counter", "Requests that were refused or lost, by why.", "reason"),
+    Metric(
+        FINISHED,
+        "counter",
+        "Requests that ended, by why.",
+        "finished_reason",
+        ("stop", "length", "abort"),
+    ),
+    Metric(
+        FAILED,
+        "counter",
+        "Requests that were refused or lost, by why.",
+        "reason",
+        (*REFUSALS.values(), UNLOADED, LOST),
+    ),
     Metric(PROMPT_TOKENS, "counter", "Prompt tokens of requests that have begun to answer."),
     Metric(GENERATED_TOKENS, "counter", "Tokens generated."),
     Metric(PREEMPTIONS, "counter", "Requests that lost their KV cache to others."),
@@ -91,6 +120,7 @@ CATALOGUE = (
         "What a drafting round yields by the most that it could, of late: 1 if all were kept.",
     ),
     Metric(UP, "gauge", "Whether the engine takes requests."),
+    Metric(HEARTBEAT, "gauge", "Unix time by the model's process, while there is one."),
     Metric(FIRST_TOKEN, "histogram", "From a request's arrival to its first token."),
     Metric(
         BETWEEN_TOKENS,
@@ -105,13 +135,6 @@ CATALOGUE = (
 
 OF_REQUESTS = frozenset({FIRST_TOKEN, END_TO_END, QUEUED})
 """Histograms with one value a request; all others have one for each step or answer."""
-
-REFUSALS = {
-    "InvalidRequestError": "invalid",
-    "QueueFullError": "queue_full",
-    "RequestTimeoutError": "timeout",
-}
-"""What `FAILED` calls an error; any other: engine_lost."""
 
 
 class Report(NamedTuple):
@@ -145,7 +168,7 @@ class _Sample:
         self._seen += 1
         if len(self.kept) < self._most:
             self.kept.append(value)
-        elif (place := random.randrange(self._seen)) < self._most:
+        elif (place := int(random.random() * self._seen)) < self._most:
             self.kept[place] = value
 
 
@@ -156,13 +179,14 @@ class Meters:
         self._clear()
 
     def _clear(self) -> None:
-        self._counts: Counter[Key] = Counter()
+        self._counts: Counter[tuple[str, str]] = Counter()
+        """By what becomes a `Key`, of which making one takes as long as all else here."""
         self._rounds: Counter[tuple[int, int]] = Counter()
         self._samples: dict[str, _Sample] = {}
 
     def count(self, name: str, by: float = 1, label: str = "") -> None:
         """Adds to a counter."""
-        self._counts[Key(name, label)] += by  # type: ignore[assignment]
+        self._counts[name, label] += by  # type: ignore[assignment]
 
     def observe(self, name: str, value: float) -> None:
         """Adds to a histogram."""
@@ -183,7 +207,7 @@ class Meters:
             self.count(ACCEPTED_TOKENS, times * accepted)
             for position in range(accepted):
                 self.count(ACCEPTED_PER_POSITION, times, str(position))
-        counts = {key: value for key, value in self._counts.items() if value}
+        counts = {Key(*key): value for key, value in self._counts.items() if value}
         observed = {name: sample.kept for name, sample in self._samples.items()}
         self._clear()
         return Report(counts, gauges, observed)

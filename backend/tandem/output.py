@@ -11,7 +11,6 @@ from tandem.drafting import Verdict
 from tandem.metrics import (
     BETWEEN_TOKENS,
     END_TO_END,
-    FINISHED,
     FIRST_TOKEN,
     GENERATED_TOKENS,
     PROMPT_TOKENS,
@@ -41,9 +40,10 @@ class OutputStream:
         if request.finish_reason is not None:
             text += self._finish()
         self._meter(count)
-        request.cumulative_logprob += sum(
-            entry.entries[entry.sampled][0] for entry in logprobs[:count]
-        )
+        if logprobs:
+            request.cumulative_logprob += sum(
+                entry.entries[entry.sampled][0] for entry in logprobs[:count]
+            )
         return RequestOutput(
             request.id,
             text=text,
@@ -66,7 +66,6 @@ class OutputStream:
                 self._meter_first(now)
             self._last = now
         if request.finish_reason is not None:
-            self.meters.count(FINISHED, label=request.finish_reason)
             self.meters.observe(END_TO_END, now - request.arrival)
 
     def _meter_first(self, now: float) -> None:

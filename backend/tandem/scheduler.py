@@ -58,6 +58,7 @@ class Scheduler:
         self.running: list[Request] = []
         """Both in the order in which requests are served (`_rank`)."""
         self.num_preemptions = 0
+        self._longest = config.lookahead  # which takes long to find
         self._steps = 0
 
     def add(self, request: Request) -> None:
@@ -84,14 +85,17 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """Chooses the next step's work and reserves its slots."""
         budget = self.config.max_num_batched_tokens
-        decodes, budget = self._schedule_decodes(budget)
-        prefills, budget = self._continue_prefills(budget)
+        ready: list[Request] = []
+        reading: list[Request] = []
+        for request in self.running:
+            (ready if request.decoding else reading).append(request)
+        decodes, budget = self._schedule_decodes(ready, budget)
+        prefills, budget = self._continue_prefills(reading, budget)
         prefills += self._admit(budget)
         return StepPlan(decodes, prefills)
 
-    def _schedule_decodes(self, budget: int) -> tuple[list[Decode], int]:
+    def _schedule_decodes(self, ready: list[Request], budget: int) -> tuple[list[Decode], int]:
         """One token for every decoding request; what budget and blocks leave over is lookahead."""
-        ready = [request for request in self.running if request.decoding]
         for request in ready:
             if request.blocks:  # not preempted for an earlier one
                 self._preempt_until_fits(request)
@@ -104,7 +108,7 @@ class Scheduler:
     def _speculates(self) -> bool:
         """Whether anything may be drafted in this step."""
         limit = self.config.speculative_disable_by_batch_size
-        return self.config.lookahead > 0 and (limit is None or len(self.running) < limit)
+        return self._longest > 0 and (limit is None or len(self.running) < limit)
 
     def _lookaheads(self, ready: Sequence[Request], budget: int) -> list[int]:
         """Reserves slots for drafts; how many, of each request."""
@@ -112,6 +116,10 @@ class Scheduler:
         limit = self.config.speculative_token_budget
         drafts = spare if limit is None else min(spare, limit)
         wanted = [self._wanted_lookahead(request) for request in ready]
+        if self._is_there_for_all(wanted, drafts):
+            for request, lookahead in zip(ready, wanted, strict=True):
+                self.blocks.reserve(request, len(request.tokens) + lookahead)
+            return wanted
         lookaheads = [0] * len(ready)
         for left, place in zip(range(len(ready), 0, -1), self._order(wanted), strict=True):
             request, share = ready[place], -(-drafts // left)
@@ -120,6 +128,13 @@ class Scheduler:
                 lookaheads[place] = lookahead
                 drafts -= lookahead
         return lookaheads
+
+    def _is_there_for_all(self, wanted: Sequence[int], drafts: int) -> bool:
+        """Whether nobody's lookahead takes another's."""
+        whole = sum(wanted)
+        # each has its own token's slot, so a block more than whole ones is enough
+        most_blocks = whole // self.config.block_size + len(wanted)
+        return whole <= drafts and most_blocks <= self.blocks.available()
 
     def _order(self, wanted: Sequence[int]) -> list[int]:
         """Who asks for lookahead first: who wants least, and leaves the others more; of equals
@@ -137,14 +152,16 @@ class Scheduler:
     def _wanted_lookahead(self, request: Request) -> int:
         """How many drafted tokens could still be of use to the request."""
         own = request.params.most_drafted
-        wanted = self.config.lookahead if own is None else min(own, self.config.lookahead)
+        wanted = self._longest if own is None else min(own, self._longest)
         return max(0, min(wanted, request.max_total - len(request.tokens) - 1))
 
-    def _continue_prefills(self, budget: int) -> tuple[list[Prefill], int]:
+    def _continue_prefills(
+        self, reading: Sequence[Request], budget: int
+    ) -> tuple[list[Prefill], int]:
         """Next chunks of admitted requests, whose slots were all reserved at admission."""
         prefills: list[Prefill] = []
-        for request in self.running:
-            if request.decoding or budget == 0:
+        for request in reading:
+            if budget == 0 or not request.blocks:  # or preempted for one that decodes
                 continue
             length = min(len(request.tokens) - request.computed, budget)
             prefills.append(Prefill(request, length))

@@ -19,7 +19,17 @@ from tandem.engine_process import EngineProcess, interpreter
 from tandem.errors import EngineDeadError, QueueFullError, TandemError
 from tandem.logs import shown
 from tandem.messages import Abort, Alive, Broken, Measured, Outputs, Refused, Submit
-from tandem.metrics import FAILED, REFUSALS, RESTARTS, Report, counted, standing
+from tandem.metrics import (
+    FAILED,
+    FINISHED,
+    LOST,
+    REFUSALS,
+    RESTARTS,
+    UNLOADED,
+    Report,
+    counted,
+    standing,
+)
 from tandem.request import Prompt, RequestOutput, SamplingParams
 
 logger = logging.getLogger("tandem")
@@ -29,7 +39,6 @@ FIRST_PAUSE_S = 1.0  # before a crashed engine is started again; doubles up to t
 LONGEST_PAUSE_S = 30.0
 HEALTHY_S = 60.0  # an engine that has run for so long is no longer one that crashes at once
 UNLOADING = "The model is being unloaded."
-BEHIND = 2  # times as many requests as the engine takes, until no more are handed to it
 HANG_S = 4.0  # an engine that has been silent for so long is lost
 
 FromEngine = Alive | Broken | Measured | Outputs | Refused
@@ -66,7 +75,7 @@ class EngineService:
         self._on_report = on_report
         self._lock = threading.Lock()  # over sending, the sinks and the process's exchange
         self._sinks: dict[str, Sink] = {}
-        self._most = BEHIND * (config.max_num_seqs + config.max_queue_size)
+        self._most = config.max_num_seqs + config.max_queue_size
         self._stopping = threading.Event()
         self._alive = False
         self._crashes = 0  # one soon after the other
@@ -88,20 +97,15 @@ class EngineService:
     def submit(self, prompt: Prompt, params: SamplingParams, sink: Sink, name: str = "") -> str:
         """Hands a request over; returns its id, which begins with the name that the client gave
         it and stands in every line of the log about it. Raises `EngineDeadError`, or
-        `QueueFullError` where the engine is so far behind that it does not even refuse."""
+        `QueueFullError`, as `check_room` does."""
         request_id = f"{name or 'request'}-{secrets.token_hex(8)}"  # names need not be unique
         with self._lock:
-            if len(self._sinks) >= self._most:
-                self._on_report(counted(FAILED, 1, "queue_full"))
-                raise QueueFullError(
-                    f"{len(self._sinks)} requests are here, more than max_num_seqs and "
-                    "max_queue_size allow: try again later."
-                )
+            self.check_room()
             self._sinks[request_id] = sink
             if not self._send(Submit(request_id, prompt, params, time.monotonic())):
                 del self._sinks[request_id]
                 unloaded = self._stopping.is_set()
-                self._on_report(counted(FAILED, 1, "unloaded" if unloaded else "engine_lost"))
+                self._on_report(counted(FAILED, 1, UNLOADED if unloaded else LOST))
                 raise EngineDeadError(
                     UNLOADING
                     if unloaded
@@ -111,6 +115,17 @@ class EngineService:
             if self._config.log_prompts:
                 logger.info("%s has the prompt %s", request_id, shown(prompt))
         return request_id
+
+    def check_room(self) -> None:
+        """Raises `QueueFullError` where so many requests are here that the engine would refuse one
+        more, or is so far behind that it would not even do that."""
+        count = len(self._sinks)
+        if count >= self._most:
+            self._on_report(counted(FAILED, 1, "queue_full"))
+            raise QueueFullError(
+                f"{count} requests are here, as many as max_num_seqs and max_queue_size allow: "
+                "try again later."
+            )
 
     def abort(self, request_id: str) -> None:
         """Drops a request; its sink gets an output that ends in `abort`."""
@@ -126,7 +141,7 @@ class EngineService:
             else:
                 self._process.kill()  # crashed already, or just being started again
         self._thread.join()
-        self._fail_all(reason, "unloaded")
+        self._fail_all(reason, UNLOADED)
 
     def _launch(self) -> None:
         """Starts a process and waits until it is ready, or is killed because we stop."""
@@ -165,7 +180,7 @@ class EngineService:
                 return
             reason = self._broken or f"The engine's process ended with code {code}."
             logger.error("%s It is started again.", reason)
-            self._fail_all(f"{reason.rstrip('.')}: send the request again.", "engine_lost")
+            self._fail_all(f"{reason.rstrip('.')}: send the request again.", LOST)
             self._process.tidy()
             if not self._relaunch():
                 return
@@ -213,13 +228,15 @@ class EngineService:
         return messages
 
     def _dispatch(self, messages: list[FromEngine]) -> None:
-        """One call a request: what has piled up is merged."""
+        """One call a request: what has piled up is merged. How the engine stands is told behind
+        what it has answered."""
         merged: dict[str, RequestOutput] = {}
+        reports: list[Report] = []
         for message in messages:
             if isinstance(message, Broken):
                 self._broken = message.reason
             elif isinstance(message, Measured):
-                self._on_report(message.report)
+                reports.append(message.report)
             elif isinstance(message, Refused):
                 self._refuse(message)
             elif isinstance(message, Outputs):
@@ -229,11 +246,13 @@ class EngineService:
                         earlier.merge(output)
         for output in merged.values():
             self._answer(output)
+        for report in reports:
+            self._on_report(report)
 
     def _refuse(self, refused: Refused) -> None:
-        self._on_report(counted(FAILED, 1, REFUSALS.get(refused.kind, "engine_lost")))
         sink = self._take_sink(refused.request_id)
         if sink is not None:
+            self._on_report(counted(FAILED, 1, REFUSALS.get(refused.kind, LOST)))
             logger.debug("%s has ended: %s", refused.request_id, refused.reason)
             _deliver(refused.request_id, sink.on_error, refused.error())
 
@@ -244,14 +263,20 @@ class EngineService:
             return
         if output.finished:
             self._take_sink(request_id)
+            self._count_end(output.finish_reason)
             logger.debug("%s has ended: %s.", request_id, output.finish_reason)
         if not _deliver(request_id, sink.on_output, output):
             self._give_up(request_id, sink)
 
+    def _count_end(self, reason: str | None) -> None:
+        """Here, for what a killed engine had counted and not yet told would be lost."""
+        self._on_report(counted(FINISHED, 1, reason or ""))
+
     def _give_up(self, request_id: str, sink: Sink) -> None:
         """A sink that lost a part of its answer gets no more of it, but an end."""
-        self._take_sink(request_id)
-        self.abort(request_id)
+        if self._take_sink(request_id) is not None:  # what had ended was counted
+            self._count_end("abort")
+            self.abort(request_id)
         error = TandemError("An answer could not be sent: see the log.")
         _deliver(request_id, sink.on_error, error)
 

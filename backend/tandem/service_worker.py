@@ -17,6 +17,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Protocol
 
+import torch
+
 from tandem.config import EngineConfig
 from tandem.deadlines import Deadlines
 from tandem.errors import RequestTimeoutError, TandemError
@@ -34,7 +36,7 @@ from tandem.messages import (
     Start,
     Submit,
 )
-from tandem.metrics import FINISHED, Meters, Report
+from tandem.metrics import Meters, Report
 from tandem.outbox import Outbox
 from tandem.output import Streams
 from tandem.request import Prompt, RequestOutput, SamplingParams
@@ -121,7 +123,8 @@ def main() -> None:
     watchdog = Watchdog(engine, start.config.step_timeout)
     threading.Thread(target=_beat, args=(sender, watchdog), daemon=True).start()
     try:
-        _run(engine, sender, intake.inbox, Deadlines(start.config.queue_timeout))
+        with torch.inference_mode():
+            _run(engine, sender, intake.inbox, Deadlines(start.config.queue_timeout))
     except TandemError as error:
         sender.give_up(str(error))
     except Exception as error:  # a bug, or memory that is not there
@@ -207,7 +210,6 @@ def _handle(
     if not isinstance(message, Submit):
         output = _dropped(message, engine)
         if output is not None:
-            engine.meters.count(FINISHED, label="abort")
             outbox.put([output])
         return output is not None
     try:

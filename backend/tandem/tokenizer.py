@@ -38,6 +38,7 @@ class Tokenizer:
         """Whether tokens stand for the same bytes wherever they are, so that texts that end with a
         whole character can be put behind one another."""
         self._longest = _longest_token(spec) if self.joins else None
+        self._alone: tuple[dict[int, str], dict[int, str]] = {}, {}
 
     def encode(self, text: str) -> list[int]:
         """Token ids with the special tokens a prompt begins with."""
@@ -75,6 +76,15 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def alone(self, token: int, skip_special_tokens: bool) -> str:
+        """The text of one token, from the second time on without the library: REPLACEMENT stands
+        for bytes that are no whole character."""
+        known = self._alone[skip_special_tokens]
+        text = known.get(token)
+        if text is None:
+            text = known[token] = self.decode([token], skip_special_tokens)
+        return text
 
     def spellings(self) -> dict[int, bytes]:
         """What each token stands for, as UTF-8: comparable between tokenizers. A special token,
@@ -153,6 +163,10 @@ class TokenDecoder:
 
     def push(self, tokens: Sequence[int]) -> str:
         """Text that the new tokens complete; a character still missing bytes is held back."""
+        if self._tokenizer.joins and not self._tokens:
+            text = "".join([self._tokenizer.alone(one, self._skip_special) for one in tokens])
+            if REPLACEMENT not in text:
+                return text
         self._tokens += tokens
         end = max(self._read, len(self._tokens) - UNFINISHED_TOKENS)
         for whole in range(len(self._tokens), end, -1):
@@ -191,6 +205,8 @@ class StopFinder:
 
     def push(self, text: str) -> tuple[str, bool]:
         """Text that is safe to show, and whether a stop string was found."""
+        if not self._stops:
+            return text, False
         self._held += text
         found = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
@@ -199,7 +215,7 @@ class StopFinder:
             shown = self._held[: at + len(stop) if self._include else at]
             self._held = ""
             return shown, True
-        keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
+        keep = max(_overlap(self._held, stop) for stop in self._stops)
         shown, self._held = (
             self._held[: len(self._held) - keep],
             self._held[len(self._held) - keep :],

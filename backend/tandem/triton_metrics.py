@@ -6,11 +6,12 @@ import logging
 import queue
 import secrets
 import threading
+import time
 from typing import Any, TypeAlias
 
 import triton_python_backend_utils as pb_utils
 
-from tandem.metrics import CATALOGUE, SECONDS, Key, Kind, Recent, Report, merged
+from tandem.metrics import CATALOGUE, HEARTBEAT, SECONDS, Key, Kind, Recent, Report, merged
 
 logger = logging.getLogger("tandem")
 
@@ -42,11 +43,10 @@ class Void:
         reports: list[Report] = []
         while not self._reports.empty():
             reports.append(self._reports.get())
-        if reports:
-            self._take(merged(reports))
+        self._take(merged(reports))
 
     def _take(self, report: Report) -> None:
-        """What has come together since the last look."""
+        """What has come together since the last look, which may be nothing."""
 
 
 class Board(Void):
@@ -70,9 +70,9 @@ class Board(Void):
         }
         self._metrics: dict[Key, Any] = {}
         self._recent = Recent()
-        for one in CATALOGUE:  # there from the beginning, or a rate has nothing to begin at
-            if not one.label:
-                self._metric(Key(one.name))
+        for one in CATALOGUE:
+            for member in one.members:
+                self._metric(member)
         super().__init__(reports)
 
     def close(self) -> None:
@@ -88,9 +88,11 @@ class Board(Void):
             logger.exception("Metrics could not be published.")
 
     def _publish(self, report: Report) -> None:
+        self._metric(Key(HEARTBEAT)).set(time.time())
         for key, count in report.counts.items():
             self._metric(key).increment(count)
-        for key, level in {**report.gauges, **self._recent.gauges(report.counts)}.items():
+        of_late = self._recent.gauges(report.counts) if report.counts else {}
+        for key, level in {**report.gauges, **of_late}.items():
             self._metric(key).set(level)
         for name, values in report.observed.items():
             for value in values:

@@ -84,6 +84,7 @@ class TritonPythonModel:
             sender, name = request.get_response_sender(), ""
             try:
                 name = name_of(request)
+                self.service.check_room()  # before it is read, which takes longer
                 stream = ResponseStream(sender, parse(request, self.max_prompt_bytes), self.active)
                 stream.begin(self.service, name)
             except InvalidRequestError as error:

@@ -55,6 +55,17 @@ def test_what_does_not(clients, counted, said):
     assert said in found
 
 
+def test_what_is_killed_is_told_from_what_ends_by_itself():
+    lost = ends(length=5, engine_lost=2, left=1), server(length=5, engine_lost=3, restarts=1)
+    assert troubles(*lost, kills=1) == []
+    assert "killed 0" in troubles(*lost)[0]
+    assert "killed 2" in troubles(*lost, kills=2)[0]
+    missing = ends(engine_lost=2), server(engine_lost=1, restarts=1)
+    assert "1 more answers 'engine_lost'" in troubles(*missing, kills=1)[0]
+    gone = server(length=5, engine_lost=3, restarts=1)._replace(up=False)
+    assert "takes no requests" in troubles(lost[0], gone, kills=1)[0]
+
+
 def test_memory_that_grows_is_told_from_memory_that_is_taken_once():
     taken = [Sample(second, 100.0 if second < 20 else 400.0) for second in range(100)]
     grows = [Sample(second, 300.0 + second) for second in range(100)]
@@ -129,13 +140,15 @@ def test_whatever_has_come_since_is_the_servers(shm):
     assert shared.left(OURS) == new | {shm / "tandem-x7w2k1qz"}
 
 
-def test_what_others_hold_is_theirs_until_they_end(shm):
+def test_what_others_were_seen_to_hold_stays_theirs(shm):
     shared, path = SharedMemory(), made(shm, "psm_1234")
+    unseen = made(shm, "psm_5678")
     command = [sys.executable, "-c", MAPPING, path]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"held\n"
-        assert not shared.entries(OURS)
-    assert shared.entries(OURS) == {path}
+        assert shared.entries(OURS) == {unseen}
+    assert path.exists()
+    assert shared.entries(OURS) == {unseen}
 
 
 def test_what_our_own_processes_hold_is_ours(shm, monkeypatch):

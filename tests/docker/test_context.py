@@ -128,6 +128,14 @@ def started(image, tree):
             process.kill()
 
 
+def is_healthy(tree, http, metrics):
+    """Whether Docker would find it so."""
+    text = (ROOT / "docker" / "cpu.Dockerfile").read_text()
+    command = json.loads(re.search(r"HEALTHCHECK.*\n *CMD (.*)", text)[1])
+    ports = {"HTTP_PORT": http.split(":")[1], "METRICS_PORT": metrics.split(":")[1]}
+    return run(command, tree, **ports).returncode == 0
+
+
 @pytest.mark.triton
 def test_it_serves_and_ends_as_it_is_told(tree):
     with started(ROOT / "docker" / "cpu.Dockerfile", tree) as (process, stop):
@@ -136,9 +144,10 @@ def test_it_serves_and_ends_as_it_is_told(tree):
             line = process.stdout.readline()
             assert line, shown
             shown += line
-        http = re.search(r"HTTP (\S+),", shown)[1]
+        http, metrics = re.search(r"HTTP (\S+),.* metrics http://(\S+)/", shown).groups()
         url = f"http://{http}/v2/models/tandem/generate"
         answer = httpx2.post(url, json={"text_input": "def f(", "max_tokens": 4}, timeout=60)
         assert answer.json()["text_output"].startswith("def f(")
+        assert is_healthy(tree, http, metrics)
         process.send_signal(stop)
         assert process.wait(timeout=60) == 0

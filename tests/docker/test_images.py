@@ -1,16 +1,21 @@
 """Images and manifests, as far as they can be checked without an engine that builds them."""
 
+import os
 import re
 import subprocess
 import sys
-from fnmatch import fnmatch
+import threading
+import time
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import NamedTuple
 
 import kubernetes_validate
 import pytest
 import yaml
 
-from tandem.metrics import UP
+from tandem.metrics import HEARTBEAT, UP
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docker"
@@ -42,8 +47,7 @@ def test_the_linter_is_content(image):
 def test_an_image_runs_as_a_user_and_says_how_it_is(image):
     text = image.read_text()
     assert re.search(r"^USER 1000$", text, re.MULTILINE)
-    assert re.search(r"HEALTHCHECK[^\n]*\\\n +CMD [^\n]*/v2/health/ready", text)
-    assert "tandem_engine_up{.*} 0" in text  # Triton says that it is ready without an engine too
+    assert re.search(r"HEALTHCHECK[^\n]*\\\n +CMD \[\"docker/probe.sh\", \"ready\"\]\n", text)
     assert re.search(r"useradd --create-home|^ENV HOME=/opt/home$", text, re.MULTILINE)
     for script in re.findall(r"tools/setup/\w+\.sh", text):
         assert (ROOT / script).stat().st_mode & 0o100
@@ -78,7 +82,7 @@ def test_all_that_setting_up_needs_goes_into_an_image():
     ]
     assert all((ROOT / path).exists() for path in listed)
     needed = ["requirements.lock", "pyproject.toml", "README.md", "tools/setup", "backend"]
-    needed += ["client", "model_repository"]
+    needed += ["client", "model_repository", "docker/probe.sh"]
     assert set(needed) <= set(listed)
 
 
@@ -130,26 +134,89 @@ def test_the_manifest_fits_together():
     assert template["spec"]["terminationGracePeriodSeconds"] > 30
 
 
-def test_a_lost_engine_is_not_ready():
-    *_, command = container()["readinessProbe"]["exec"]["command"]
-    assert "localhost:8000/v2/models/tandem/ready" in command
-    *_, search = command.split("|")
-    for line, ready in (
-        (f'{UP}{{load="1f",model="tandem",version="1"}} 1', True),
-        (f'{UP}{{load="1f",model="tandem",version="1"}} 0', False),
-        (f'{UP}{{load="1f",model="tandem_vllm",version="1"}} 1', False),
-    ):
-        run = subprocess.run(search, shell=True, input=line, text=True, check=False)
-        assert (run.returncode == 0) == ready, line
+def test_kubernetes_asks_as_an_image_does():
+    assert container()["startupProbe"]["httpGet"]["path"] == "/v2/health/ready"
+    asked = [container()[f"{name}Probe"]["exec"]["command"] for name in ("readiness", "liveness")]
+    assert asked == [["docker/probe.sh", "ready", "tandem"], ["docker/probe.sh", "live"]]
 
 
-@pytest.mark.parametrize("probe", ["startupProbe", "livenessProbe"])
-def test_probes_ask_what_triton_answers(probe):
-    path = container()[probe]["httpGet"]["path"]
-    assert any(
-        fnmatch(path, known)
-        for known in ("/v2/health/ready", "/v2/health/live", "/v2/models/*/ready")
-    )
+class Load(NamedTuple):
+    """Of a model, as /metrics show it."""
+
+    model: str = "tandem"
+    up: int = 1
+    age: float = 1.0
+    """Of its heartbeat, in seconds."""
+
+    def lines(self) -> str:
+        labels = f'{{load="{id(self):x}",model="{self.model}",version="1"}}'
+        return f"{UP}{labels} {self.up}\n{HEARTBEAT}{labels} {time.time() - self.age:.9e}\n"
+
+
+WELL, LOST, DEAD, OTHER = Load(), Load(up=0), Load(age=30), Load("tandem_tp")
+
+
+@contextmanager
+def answering(answers):
+    """A server on a free port that has such a text for each path, and no other."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200 if self.path in answers else 400)
+            self.end_headers()
+            self.wfile.write(answers.get(self.path, "").encode())
+
+        def log_message(self, *_):
+            """Nothing."""
+
+    with ThreadingHTTPServer(("localhost", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield str(server.server_port)
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("asked", "loads", "succeeds", "said"),
+    [
+        ("ready", [WELL], True, ""),
+        ("ready", [WELL, OTHER], True, ""),
+        ("ready", [], True, ""),
+        ("ready", [LOST], False, "tandem takes no requests\n"),
+        ("ready", [DEAD, OTHER], False, "tandem takes no requests\n"),
+        ("ready", [DEAD, WELL], True, ""),  # it was loaded again
+        ("ready", [WELL, Load("tandem_tp", up=0)], False, "tandem_tp takes no requests\n"),
+        ("ready tandem", [WELL, Load("tandem_tp", up=0)], True, ""),
+        ("ready tandem", [LOST], False, "tandem takes no requests\n"),
+        ("ready tandem", [OTHER], False, "tandem takes no requests\n"),
+        ("ready tandem", [DEAD, LOST], False, "tandem takes no requests\n"),
+        ("ready tandem_vllm", [WELL], False, ""),  # Triton says so
+        ("live", [WELL], True, ""),
+        ("live", [LOST], True, ""),  # it starts again by itself
+        ("live", [DEAD], False, "tandem has lost its process\n"),
+        ("live", [LOST, DEAD], True, ""),
+        ("live", [], True, ""),
+    ],
+)
+def test_a_probe_finds_what_triton_does_not_say(asked, loads, succeeds, said):
+    answers = {f"/v2/{path}": "" for path in ("health/ready", "health/live", "models/tandem/ready")}
+    with answering(answers | {"/metrics": "".join(load.lines() for load in loads)}) as port:
+        run = subprocess.run(
+            [FOLDER / "probe.sh", *asked.split()],
+            env=os.environ | {"HTTP_PORT": port, "METRICS_PORT": port},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert (run.returncode == 0, run.stdout) == (succeeds, said), run.stderr
+
+
+@pytest.mark.parametrize("asked", ["ready", "live"])
+@pytest.mark.parametrize("answers", [{}, {"/v2/health/ready": "", "/v2/health/live": ""}])
+def test_a_probe_fails_where_triton_or_its_metrics_do_not_answer(answers, asked):
+    with answering(answers) as port:
+        ports = {"HTTP_PORT": port, "METRICS_PORT": port}
+        run = subprocess.run([FOLDER / "probe.sh", asked], env=os.environ | ports, check=False)
+    assert run.returncode
 
 
 def test_what_images_start_is_a_command_that_there_is():

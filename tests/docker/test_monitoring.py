@@ -86,9 +86,12 @@ def test_every_family_is_on_the_dashboard():
 def test_what_wakes_an_operator():
     found = rules()
     down, (job,) = found["TandemEngineDown"]["expr"], config()["scrape_configs"]
-    assert down == (
-        f'tandem_engine_up == 0 or up{{job="{job["job_name"]}"}} == 0 or absent(tandem_engine_up)'
-    )
+    fresh = "time() - tandem_heartbeat_timestamp_seconds < bool 30"
+    assert down.split(" or ") == [
+        f"max by (model, version, instance) (tandem_engine_up * ({fresh})) == 0",
+        f'up{{job="{job["job_name"]}"}} == 0',
+        "absent(tandem_engine_up)\n",
+    ]
     assert "tandem_engine_restarts_total[10m]" in found["TandemEngineRestarting"]["expr"]
     refused = re.search(r'reason=~"(.*)"', found["TandemRequestsRefused"]["expr"])
     assert refused

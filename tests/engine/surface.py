@@ -68,6 +68,9 @@ class StandIn:
         self.sinks: dict[str, Any] = {}
         self.asked: list[Submit] = []
 
+    def check_room(self) -> None:
+        """There always is."""
+
     def submit(self, prompt: str | list[int], params: SamplingParams, sink: Any, name: str) -> str:
         assert name.isprintable()
         message = Submit(f"{name}-{len(self.asked)}", prompt, params, 0.0)

@@ -40,6 +40,20 @@ def test_what_killed_processes_had_in_shared_memory_is_taken_away(sharer):
     )
 
 
+def test_a_tracker_that_has_just_begun_is_told_from_others(sharer, monkeypatch):
+    """For a moment a new process has no command line."""
+    processes, region = sharer
+    words, asked = psutil.Process.cmdline, []
+
+    def cmdline(process):
+        asked.append(process.pid)
+        return words(process) if asked.count(process.pid) > 2 else []
+
+    monkeypatch.setattr(psutil.Process, "cmdline", cmdline)
+    kill(processes)
+    assert not region.exists()
+
+
 def test_a_tracker_that_does_not_end_is_killed_too(sharer, monkeypatch):
     (process, tracker), _ = sharer
     tracker.suspend()

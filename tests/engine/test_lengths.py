@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from tandem.drafting.costs import Load, RoundCosts
-from tandem.drafting.lengths import Option, best_lengths, outlook, tokens_share
+from tandem.drafting.lengths import (
+    Option,
+    Plan,
+    best_lengths,
+    outlook,
+    tokens_share,
+    with_finds,
+)
 
 FLAT = RoundCosts({1: 1.0, 64: 1.0})
 STEEP = RoundCosts({1: 1.0, 64: 64.0})
@@ -61,14 +68,13 @@ def test_a_request_that_joins_a_plan_gets_what_gains_as_much():
     some = options(0.8, 0.8, by_model=[0, 1])
     plan = best_lengths(steep.rounds(Load(2), 100), FREE, some)
     deepest = max(plan.lengths)
-    assert plan.least == pytest.approx(0.8**deepest)
+    assert plan.least == pytest.approx((0.8**deepest + 0.8 ** (deepest + 1)) / 2)
     assert plan.joined(Option([0.99] * 8, True)) == deepest  # more levels would cost all others
-    assert plan.joined(Option([0.99] * 8, False)) == 8
     assert plan.joined(Option([0.99, plan.least, plan.least / 2], True)) == 2
     assert plan.joined(Option([plan.least / 2], True)) == 0
     nothing = best_lengths(STEEP.rounds(Load(2), 100), FREE, options(0.1, 0.1, by_model=[0, 1]))
     assert nothing.lengths == [0, 0]
-    assert nothing.joined(Option([1.0] * 8, True)) == nothing.joined(Option([1.0], False)) == 0
+    assert nothing.joined(Option([1.0] * 8, True)) == 0
 
 
 def test_where_there_is_no_token_there_is_no_draft():
@@ -137,6 +143,36 @@ def test_no_other_lengths_yield_more(seed):
     assert plan.rate == pytest.approx(_rate(seconds, drafts, some, plan.lengths))
     for lengths in itertools.product(*(range(len(one.gains) + 1) for one in some)):
         assert _rate(seconds, drafts, some, lengths) <= plan.rate + 1e-9
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_beside_what_a_model_drafts_no_other_finds_yield_more(seed):
+    """Against all lengths that the finds of three requests could have."""
+    random = np.random.default_rng(seed)
+    some = [
+        Option(sorted(random.random(random.integers(0, 5)), reverse=True), index == 0)
+        for index in range(4)
+    ]
+    seconds = [0.0, *np.cumsum(random.random(30)).tolist()]
+    drafts = line(random.random())
+    known = Plan([], 0.0, int(random.integers(0, 3)), 0.3)
+    plan = with_finds(known, seconds, drafts, some)
+    assert plan.lengths[0] == known.joined(some[0])
+    assert plan.rate == pytest.approx(_rate(seconds, drafts, some, plan.lengths))
+    for lengths in itertools.product(*(range(len(one.gains) + 1) for one in some[1:])):
+        assert _rate(seconds, drafts, some, [plan.lengths[0], *lengths]) <= plan.rate + 1e-9
+    assert plan[2:] == known[2:]
+
+
+@pytest.mark.parametrize("slack", [1.0, 0.94])
+def test_where_only_lookups_draft_a_known_plan_is_one_made_anew(slack):
+    seconds = RoundCosts({1: 1.0, 64: 20.0}).passes(100)
+    some = options(0.8, 0.7, 0.5)
+    known = best_lengths(seconds, FREE, options(0.1, 0.1, 0.1), slack)
+    anew = best_lengths(seconds, FREE, some, slack)
+    found = with_finds(known, seconds, FREE, some, slack)
+    assert found[:2] == anew[:2]
+    assert sum(found.lengths) > 0
 
 
 def _rate(seconds, drafts, some, lengths):

@@ -34,6 +34,29 @@ def test_logprobs_are_those_of_the_model(engine, target, good_draft, count, temp
     assert output.cumulative_logprob == pytest.approx(float(own.sum()), abs=1e-3)
 
 
+def test_logprobs_behind_a_trees_nodes_are_those_of_its_path(
+    engine, target, good_draft, monkeypatch
+):
+    one = engine(draft_model=good_draft, num_speculative_tokens=8, speculative_tree=3)
+    turned: list[bool] = []
+    compact = one._compact
+
+    def watched(plan, verdicts):
+        turned.extend(v.path != list(range(1, 1 + len(v.path))) for v in verdicts)
+        compact(plan, verdicts)
+
+    monkeypatch.setattr(one, "_compact", watched)
+    prompts = [[n, n + 1, n + 2] for n in range(6)]
+    outputs = one.generate(prompts, SamplingParams(temperature=0, max_tokens=24, logprobs=0))
+    for prompt, output in zip(prompts, outputs, strict=True):
+        lines = hf_logits(target, [*prompt, *output.token_ids])[2:-1].log_softmax(-1)
+        for line, found in zip(lines, output.logprobs, strict=True):
+            value, rank, _ = found.entries[found.sampled]
+            assert value == pytest.approx(float(line[found.sampled]), abs=1e-4)
+            assert rank == 1
+    assert any(turned)
+
+
 def test_logprobs_do_not_depend_on_sampling_parameters(engine):
     edits = {"logit_bias": {3: 5.0}, "repetition_penalty": 1.5, "top_p": 0.5, "min_tokens": 1}
     one = engine()
@@ -66,3 +89,17 @@ def test_without_asking_there_are_no_logprobs(engine):
     (output,) = engine().generate("t1", GREEDY)
     assert output.logprobs == []
     assert output.cumulative_logprob == 0.0
+
+
+def test_each_request_of_a_batch_gets_its_own(engine, good_draft):
+    one = engine(draft_model=good_draft)
+    prompts = [[1, 2, 3], [9, 8, 7, 6], [40]]
+    params = SamplingParams(temperature=0, max_tokens=12, logprobs=2)
+    together = one.generate(prompts, params)
+    for prompt, output in zip(prompts, together, strict=True):
+        (alone,) = one.generate(prompt, params)
+        assert alone.token_ids == output.token_ids
+        assert [set(found.entries) for found in alone.logprobs] == [
+            set(found.entries) for found in output.logprobs
+        ]
+        assert output.cumulative_logprob == pytest.approx(alone.cumulative_logprob, abs=1e-4)

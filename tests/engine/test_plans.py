@@ -2,10 +2,11 @@
 
 import pytest
 
+from tandem.drafting import Draft, choosing
 from tandem.drafting.choosing import Method
 from tandem.drafting.costs import FIRST_PROBES, Load, RoundCosts
 from tandem.drafting.mixture import MixtureProposer
-from tandem.drafting.remembered import IDLE_FOR, PLANNED_FOR
+from tandem.drafting.remembered import IDLE_FOR, PLANNED_FOR, Plans
 from tandem.drafting.times import TextTimes
 from tandem.request import SamplingParams
 from tandem.scheduler import Decode
@@ -134,6 +135,25 @@ def test_who_comes_waits_no_longer_than_for_a_first_plan(made, chance, holds):
         assert holds - 1 <= rounds <= holds + 1
 
 
+@pytest.mark.parametrize("place", [0, 3, 7])
+def test_what_is_idle_holds_for_who_comes_wherever_that_is_and_not_where_all_are_new(made, place):
+    world = World(row_s=10.0)
+    mixture = of_a_model(world, Guess(world, 0.1, level_s=5.0))
+    requests = [make_request([1, 2]) for _ in range(8)]
+    world.run(mixture, 8, LONGEST, 600, requests)
+    while mixture._agenda is None or mixture._agenda.idle is None:
+        world.run(mixture, 8, LONGEST, 1, requests)
+    newer = [*requests]
+    newer[place] = make_request([1, 2])
+    made.clear()
+    mixture.propose(decodes_of(newer))
+    assert not made
+    assert mixture._agenda.until <= mixture._rounds + IDLE_FOR * PLANNED_FOR
+    assert mixture._agenda.is_for(decodes_of(newer))
+    mixture.propose(decodes_of([make_request([1, 2]) for _ in range(8)]))
+    assert made
+
+
 def test_what_is_idle_stays_so_for_who_comes(made):
     world = World(row_s=10.0)
     model = Guess(world, 0.1, level_s=5.0)
@@ -216,3 +236,46 @@ def test_a_round_is_learnt_with_the_texts_it_had():
     mixture.costs.observe_pass = lambda load, rows, seconds: seen.append(load)
     world.run(mixture, 2, LONGEST, 20, requests)
     assert set(seen) == {Load(2, 29 + 49)}
+
+
+class Unlike(Guess):
+    """A model that guesses better for some requests than for others."""
+
+    def propose(self, decodes, alone=False):
+        asked = [decode.lookahead for decode in decodes]
+        self.world.now += self.level_s * max(asked)
+        drafts = []
+        for place, count in enumerate(asked):
+            self.chance = (0.95, 0.85, 0.4)[place % 3]
+            drafts.append(self._draft(count))
+        return Draft(drafts)
+
+
+@pytest.mark.parametrize("row_s", [0.005, 0.05])
+@pytest.mark.parametrize("found", [0.2, 0.5, 0.9])
+def test_what_lookups_find_is_joined_to_plans_that_hold(monkeypatch, row_s, found):
+    """It yields what plans of every round's own do."""
+    anew = choosing.best_lengths
+    planned = []
+
+    def watched(*arguments):
+        planned.append(0)
+        return anew(*arguments)
+
+    monkeypatch.setattr(choosing, "best_lengths", watched)
+
+    def run(rounds=600):
+        world = World(row_s)
+        lookup = Method("lookup", Guess(world, 0.9, found), True)
+        model = Method("model", Unlike(world, 0.7, level_s=0.05), False)
+        mixture = MixtureProposer([lookup, model], LONGEST, world.costs(), clock=world.clock)
+        requests = [make_request([1, 2]) for _ in range(8)]
+        world.run(mixture, 8, LONGEST, 200, requests)
+        planned.clear()
+        return world.run(mixture, 8, LONGEST, rounds, requests)
+
+    rate = run()
+    assert len(planned) < 100
+    monkeypatch.setattr(Plans, "hold", lambda *_: False)
+    assert rate > 0.98 * run()
+    assert len(planned) == 600

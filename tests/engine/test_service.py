@@ -23,8 +23,8 @@ from tandem.errors import (
     QueueFullError,
     RequestTimeoutError,
 )
-from tandem.messages import Outputs
-from tandem.metrics import FAILED, FINISHED, RESTARTS, UP, Key, Report, merged
+from tandem.messages import Measured, Outputs, Refused
+from tandem.metrics import FAILED, FINISHED, RESTARTS, RUNNING, UP, Key, Report, counted, merged
 from tandem.service import EngineService
 from tests.engine.sinks import LONG, SHORT, WAIT_S, Answer, children, config_of, gone, submit, until
 
@@ -104,46 +104,42 @@ def test_a_refused_request_gets_one_error_and_the_next_is_served(shared, prompt,
     assert refused.outputs == []
 
 
-def test_requests_beyond_the_queue_are_refused(shared):
-    os.kill(shared.pid, signal.SIGSTOP)  # so that all of them arrive before any is begun
-    try:
-        answers = [submit(shared, "t1", LONG) for _ in range(60)]
-    finally:
-        os.kill(shared.pid, signal.SIGCONT)
-    errors = [error for answer in answers for error in answer.wait().errors]
-    assert all(isinstance(error, QueueFullError) for error in errors)
-    assert 1 <= len(errors) <= 60 - 40
-    assert sum(answer.reason == "length" for answer in answers) == 60 - len(errors)
-
-
-def test_an_engine_that_is_far_behind_is_handed_no_more(shared, monkeypatch):
+def test_requests_beyond_what_runs_and_waits_are_refused_at_once(shared, monkeypatch):
+    """Those that wait are at first too many for the queue, which the engine says itself."""
     answers, refused, reports = [], 0, []
     monkeypatch.setattr(shared, "_on_report", reports.append)
-    os.kill(shared.pid, signal.SIGSTOP)
+    os.kill(shared.pid, signal.SIGSTOP)  # so that all of them arrive before any is begun
     try:
-        for _ in range(100):
+        for _ in range(60):
             try:
-                answers.append(submit(shared, "t1", SHORT))
+                shared.check_room()
+                answers.append(submit(shared, "t1", LONG))
             except QueueFullError as error:
                 assert "max_queue_size" in str(error)
                 refused += 1
+                with pytest.raises(QueueFullError):
+                    submit(shared, "t1", LONG)
     finally:
         os.kill(shared.pid, signal.SIGCONT)
-    assert (len(answers), refused) == (88, 12)  # twice 4 that run and 40 that wait
+    assert (len(answers), refused) == (44, 16)  # 4 that run and 40 that wait
     errors = [error for answer in answers for error in answer.wait().errors]
     assert all(isinstance(error, QueueFullError) for error in errors)
+    assert 1 <= len(errors) <= 4
+    assert sum(answer.reason == "length" for answer in answers) == 44 - len(errors)
     told = sum(report.counts.get(Key(FAILED, "queue_full"), 0) for report in reports)
-    assert told == refused + len(errors)
+    assert told == 2 * refused + len(errors)
     assert submit(shared, "t1", SHORT).wait().reason == "length"
 
 
 @pytest.mark.parametrize("params", [LONG, SamplingParams(max_tokens=1)])
-def test_a_sink_that_fails_gets_an_end_and_harms_no_one_else(shared, params):
+def test_a_sink_that_fails_gets_an_end_and_harms_no_one_else(shared, params, monkeypatch):
     class Failing(Answer):
         def on_output(self, output: RequestOutput) -> None:
             super().on_output(output)
             raise OSError("the client is gone")
 
+    reports: list[Report] = []
+    monkeypatch.setattr(shared, "_on_report", reports.append)
     failing = Failing()
     shared.submit("t1 t2", params, failing)
     other = submit(shared, "t1 t2", SamplingParams(max_tokens=50))
@@ -152,6 +148,27 @@ def test_a_sink_that_fails_gets_an_end_and_harms_no_one_else(shared, params):
     assert len(failing.outputs) == 1
     assert submit(shared, "t1").wait().reason == "length"
     assert failing.calls_after_the_end == (1 if params.max_tokens == 1 else 0)
+    counts = merged(reports).counts
+    whole, given_up = (3, 0) if params.max_tokens == 1 else (2, 1)
+    assert counts.get(Key(FINISHED, "length")) == whole
+    assert counts.get(Key(FINISHED, "abort"), 0) == given_up
+
+
+def test_what_was_given_up_is_not_counted_again(shared, monkeypatch):
+    """Its time was over in the engine before that learnt of it."""
+    reports: list[Report] = []
+    monkeypatch.setattr(shared, "_on_report", reports.append)
+    shared._refuse(Refused("given up", "RequestTimeoutError", "It took too long."))
+    assert not reports
+
+
+def test_an_engine_is_not_idle_before_its_answers_are_counted(shared, monkeypatch):
+    reports: list[Report] = []
+    monkeypatch.setattr(shared, "_on_report", reports.append)
+    shared._sinks["a"] = Answer()
+    idle = Report({}, {Key(RUNNING): 0.0}, {})
+    shared._dispatch([Outputs([RequestOutput("a", finish_reason="stop")]), Measured(idle)])
+    assert reports == [counted(FINISHED, 1, "stop"), idle]
 
 
 def test_sending_does_not_wait_for_long_prompts_to_be_read(shared):
@@ -224,7 +241,7 @@ def test_what_a_service_counts(target):
         answer = submit(one, "t1", LONG)
         assert answer.begun.wait(WAIT_S)
         one.abort(answer.id)
-        until(lambda: Key(FINISHED, "abort") in merged(reports).counts)
+        answer.wait()  # what has ended is counted, though the engine has no time to tell
         os.kill(one.pid, signal.SIGKILL)
         until(lambda: Key(RESTARTS) in merged(reports).counts)
     finally:

@@ -3,6 +3,8 @@
 import pytest
 
 from tandem import SamplingParams
+from tandem.scheduler import Decode
+from tests.engine.builders import make_request
 from tests.engine.references import hf_greedy
 
 LENGTH = 48
@@ -47,6 +49,17 @@ def test_without_a_memory_each_request_has_its_own_text_alone(suffix):
         sum(output.stats.accepted for output in one.generate(PROMPTS, GREEDY)) for _ in range(2)
     ]
     assert accepted[0] == accepted[1]
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_the_last_tokens_of_an_answer_are_remembered_too(suffix, adaptive):
+    one = suffix(adaptive_speculation=adaptive)
+    [answer] = one.generate([PROMPTS[1]], SamplingParams(temperature=1, seed=3, max_tokens=6))
+    *text, last = answer.token_ids
+    assert last not in text  # nobody could guess it
+    proposer = one.proposer.lookups[0].proposer if adaptive else one.proposer
+    found = proposer.propose([Decode(make_request(text), 1)])
+    assert found.tokens == [[last]]
 
 
 def test_requests_that_end_are_forgotten_and_old_answers_leave(suffix):

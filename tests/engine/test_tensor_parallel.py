@@ -223,6 +223,25 @@ def test_a_lost_rank_is_noticed_and_leaves_nothing_behind(service, victim, signu
     assert submit(service, "t1").wait().reason == "length"
 
 
+@pytest.mark.parametrize("rank", [1, 2])
+def test_a_lost_rank_of_the_drafts_own_is_noticed(target, good_draft, rank):
+    """The target has rank 0 alone, the draft 1 and 2."""
+    one = EngineService(config_of(target, draft_model=good_draft, **sizes(1, 2, "cpu")))
+    try:
+        answer = submit(one, "t1", LONG)
+        assert answer.begun.wait(WAIT_S)
+        family = [psutil.Process(one.pid), *psutil.Process(one.pid).children()]
+        family[rank].kill()
+        answer.wait()
+        assert isinstance(answer.errors[0], EngineDeadError)
+        assert f"Rank {rank}" in str(answer.errors[0])
+        assert not psutil.wait_procs(family, NOTICED_S)[1]
+        until(lambda: one.alive)
+        assert submit(one, "t1").wait().reason == "length"
+    finally:
+        one.stop()
+
+
 def test_a_rank_lost_while_nothing_runs_is_noticed(service):
     pid = service.pid
     other_rank(service).kill()

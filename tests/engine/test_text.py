@@ -22,7 +22,7 @@ from tandem.tokenizer import (
     _longest_token,
 )
 from tests.engine.checkpoints import write_tokenizer
-from tests.engine.texts import byte_fallback, byte_level, chunks, eos_of
+from tests.engine.texts import EOS, byte_fallback, byte_level, chunks, eos_of
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters=REPLACEMENT), max_size=24)
 SIZES = st.lists(st.integers(1, 6), min_size=1, max_size=8)
@@ -205,3 +205,11 @@ def test_a_prompt_that_the_library_cannot_take_is_refused_alone(tmp_path):
     tokenizer._tokenizer = Panicking()
     with pytest.raises(InvalidRequestError, match=r"cannot be tokenized \(Panic\)"):
         tokenizer.prompt("text", 100)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_special_tokens_text_is_left_out_only_where_that_is_asked_for(first):
+    tokenizer = byte_level.__wrapped__()  # none that remembers
+    end = eos_of(tokenizer)
+    for skip in (first, not first, first, not first):
+        assert tokenizer.alone(end, skip) == ("" if skip else EOS)

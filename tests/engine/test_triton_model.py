@@ -26,6 +26,11 @@ class FakeService:
     def __init__(self):
         self.sinks, self.asked, self.aborted = {}, [], []
         self.refusal, self.names = None, []
+        self.full = ""
+
+    def check_room(self):
+        if self.full:
+            raise QueueFullError(self.full)
 
     def submit(self, prompt, params, sink, name):
         if self.refusal:
@@ -156,6 +161,16 @@ def test_no_place_is_unavailable(error, model):
     model.service.sinks["request-0"].on_error(error)
     assert [response.error.code for response in sender.sent] == [TritonError.UNAVAILABLE]
     assert sender.finals == 1 and not model.active
+
+
+def test_where_there_is_no_room_a_request_is_refused_unread(model):
+    model.service.full = "many are here"
+    request = Request({})  # it has no prompt
+    model.execute([request])
+    (response,) = request.sender.sent
+    assert response.error.code == TritonError.UNAVAILABLE
+    assert "many are here" in str(response.error)
+    assert request.sender.finals == 1 and not model.service.asked
 
 
 def test_a_dead_engine_refuses_at_once(model):

@@ -10,7 +10,15 @@ import torch
 
 from tandem import EngineConfig
 from tandem.errors import ConfigError
-from tandem.metrics import DRAFTING, PREFIX_HITS, PREFIX_QUERIES, RUNNING, VERIFYING, Key
+from tandem.metrics import (
+    DRAFTING,
+    KV_USAGE,
+    PREFIX_HITS,
+    PREFIX_QUERIES,
+    RUNNING,
+    VERIFYING,
+    Key,
+)
 from tandem.vllm import draft_tp, per_request, round_times
 from tandem.vllm.engine import check_installation, check_seams, first_sentence
 from tandem.vllm.scheduler_meters import SchedulerMeters
@@ -329,13 +337,14 @@ def test_what_a_scheduler_says_is_taken_once():
     stats = SchedulerStats(num_kv_fetch_reqs_by_stage={VERIFYING: 5000, DRAFTING: 250, "remote": 1})
     stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage = 3, 2, 0.5
     stats.prefix_cache_stats = SimpleNamespace(queries=7, hits=4)
-    meters = SchedulerMeters()
+    meters = SchedulerMeters(("target", "draft"))
     meters.record(None, None)
     meters.record(stats, None)
     counts, times = meters.take()
     assert counts == {PREFIX_QUERIES: 7, PREFIX_HITS: 4}
     assert sorted(times) == sorted([(VERIFYING, 0.005), (DRAFTING, 0.00025)])
     assert meters.gauges[Key(RUNNING)] == 3
+    assert meters.gauges[Key(KV_USAGE, "target")] == meters.gauges[Key(KV_USAGE, "draft")] == 0.5
     assert meters.take() == ({}, [])
 
 

@@ -7,6 +7,8 @@ import yaml
 from rich.console import Console
 
 from tandem.serving import Endpoints
+from tandem.triton_http import HEALTH, OK, ask
+from tandem_client import GrpcClient
 from tools.load_profiles.__main__ import measure, serving
 from tools.load_profiles.profile import FOLDER, Load, ProfileError, load_profile
 from tools.load_profiles.sweep import Sweep, Target
@@ -70,6 +72,16 @@ def test_a_refusal_is_the_servers_own_sentence(target, tmp_path):
 def test_a_server_that_runs_is_used(target):
     with serving(target, {}, Console(quiet=True)) as found:
         assert found is target
+
+
+def test_where_none_runs_one_is_started_and_stopped():
+    nobody = Target("tandem", Endpoints(*["127.0.0.1:9"] * 3))
+    with (
+        serving(nobody, {}, Console(quiet=True)) as found,
+        GrpcClient(found.endpoints.grpc, found.model) as client,
+    ):
+        assert client.generate("def main():", max_tokens=4).text
+    assert ask(found.endpoints.http, HEALTH).status != OK
 
 
 def test_no_server_elsewhere():

@@ -30,6 +30,12 @@ class TritonPythonModel:
 # Answers the number of seconds that it is sent, after so long.
 SLOW = ECHO.replace("response = ", "import time; time.sleep(float(text[0])); response = ")
 
+# Answers what it is sent but for "never", which it forgets.
+FORGETS = ECHO.replace(
+    "            response = ",
+    "            if text[0] == b'never': continue\n            response = ",
+).replace("for request in requests:", "self.kept = requests\n        for request in requests:")
+
 # Starts a process in a session of its own that outlives any signal to the server's group.
 STARTS_A_CHILD = """
 import subprocess

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tandem.serving.processes import IDENTITY
-from tests.serving.models import BROKEN, ECHO, SLOW, write_model
+from tests.serving.models import BROKEN, ECHO, FORGETS, SLOW, write_model
 
 TANDEM = [sys.executable, "-m", "tandem.cli"]
 FREE_PORTS = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
@@ -144,6 +144,53 @@ def test_what_runs_may_end_first_or_not(tmp_path: Path, signals: int) -> None:
             assert time.monotonic() - asked < 12  # Triton would wait for 10 s and more
             assert isinstance(answer.exception(), httpx2.TransportError)
     assert not tritons_of(tmp_path / "models")
+
+
+def stub(server: psutil.Process) -> psutil.Process:
+    [found] = server.children()
+    return found
+
+
+@pytest.mark.triton
+def test_a_model_whose_process_ends_is_loaded_again(tmp_path: Path) -> None:
+    """Twice, the first time with a request under way, which Triton never ends."""
+    write_model(tmp_path / "models", "echo", FORGETS)
+    with serving(tmp_path / "models") as process, ThreadPoolExecutor() as pool:
+        shown = read_until(process, "Ctrl-C stops the server.")
+        [http] = re.findall(r"HTTP (\S+),", shown)
+        url = f"http://{http}/v2/models/echo/generate"
+        waiting = pool.submit(httpx2.post, url, json={"text_input": "never"}, timeout=50)
+        time.sleep(1)
+        first = stub(tritonserver(process))
+        first.kill()
+        read_until(process, "The process of echo has ended: it is loaded again.")
+        read_until(process, "echo serves again.")
+        assert httpx2.post(url, json={"text_input": "x"}).json()["text_output"] == "x"
+        second = next(one for one in tritonserver(process).children() if one != first)
+        second.kill()
+        read_until(process, "echo serves again.")
+        assert httpx2.post(url, json={"text_input": "x"}).json()["text_output"] == "x"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=40) == 0
+        assert isinstance(waiting.exception(), httpx2.TransportError)
+    assert not tritons_of(tmp_path / "models")
+
+
+@pytest.mark.triton
+def test_a_model_that_a_client_unloads_or_reloads_is_not_taken_for_lost(repository: Path) -> None:
+    with serving(repository) as process:
+        [http] = re.findall(r"HTTP (\S+),", read_until(process, "Ctrl-C stops the server."))
+        control = f"http://{http}/v2/repository/models/echo"
+        (repository / "echo" / "config.pbtxt").touch()
+        before = stub(tritonserver(process))
+        assert httpx2.post(f"{control}/load", timeout=30).status_code == 200
+        before.wait(timeout=30)
+        for what in ("unload", "load", "unload"):
+            assert httpx2.post(f"{control}/{what}", timeout=30).status_code == 200
+        time.sleep(3)
+        process.send_signal(signal.SIGTERM)
+        assert "has ended" not in read_until(process, "Stopping")
+        assert process.wait(timeout=30) == 0
 
 
 @pytest.mark.triton

@@ -38,11 +38,12 @@ class Sender(list):
         return [one.finish_reason for one in outputs if one.request_id == name]
 
 
-@pytest.fixture(scope="module")
-def shared_engine():
+@pytest.fixture(scope="module", params=[1, 2], ids="ranks={}".format)
+def shared_engine(request):
     pair = {"model": PAIR / "target", "draft_model": PAIR / "draft", "kv_cache_memory": "16MiB"}
     sizes = {"max_model_len": 512, "max_num_seqs": 1, "max_num_batched_tokens": CHUNK}
-    one = NativeEngine(EngineConfig(**pair | sizes, enable_prefix_caching=False))
+    ranks = {"tensor_parallel_size": request.param}
+    one = NativeEngine(EngineConfig(**pair | sizes | ranks, enable_prefix_caching=False))
     yield one
     one.shutdown()
 

@@ -1,14 +1,13 @@
 """Loading, unloading and reloading by a client, a warm-up, and a step of an ensemble."""
 
 import json
-import re
+import os
 import subprocess
 import threading
 import time
 
 import psutil
 import pytest
-import yaml
 from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
@@ -74,6 +73,7 @@ def test_unload_and_load(control, small, small_server, greedy_text):
         assert client.generate(PROMPT, max_tokens=64, temperature=0.0).text == greedy_text
 
 
+PROBE = MODEL_REPOSITORY.parent / "docker" / "probe.sh"
 EAGLE3 = {
     "speculative_method": "eagle3",
     "draft_model": str(MODEL_REPOSITORY / "tandem" / "1" / "eagle3"),
@@ -140,14 +140,15 @@ def test_a_bad_configuration_is_named_and_the_model_goes_on(control, small, chan
 def test_a_crash_of_the_engine_is_said_and_repaired(small, small_server, greedy_text):
     params = {"max_tokens": 64, "temperature": 0.0, "ignore_eos": True}
     with GrpcClient(small.grpc) as client:
-        wait_until(lambda: probe(small) and is_healthy(small))
+        wait_until(lambda: found(small, "ready", "tandem") and found(small, "ready"))
         stream_of = client.stream(PROMPT, params, max_tokens=400)
         with pytest.raises(Unavailable, match="send the request again"), stream_of as chunks:
             next(chunks)
             [engine] = engines(small_server)
             engine.kill()
             list(chunks)
-        wait_until(lambda: not probe(small) and not is_healthy(small))
+        wait_until(lambda: not (found(small, "ready", "tandem") or found(small, "ready")))
+        assert found(small, "live")
         limit = time.monotonic() + WAIT
         while True:
             try:
@@ -159,25 +160,31 @@ def test_a_crash_of_the_engine_is_said_and_repaired(small, small_server, greedy_
                 time.sleep(0.1)
 
 
-def probe(urls):
-    """Whether Kubernetes would find the container ready."""
-    deployment = (MODEL_REPOSITORY.parent / "docker" / "kubernetes.yml").read_text()
-    [template] = [one for one in yaml.safe_load_all(deployment) if one["kind"] == "Deployment"]
-    [container] = template["spec"]["template"]["spec"]["containers"]
-    return _succeeds(container["readinessProbe"]["exec"]["command"], urls)
-
-
-def is_healthy(urls):
-    """Whether Docker would find the container healthy."""
-    image = (MODEL_REPOSITORY.parent / "docker" / "cpu.Dockerfile").read_text()
-    return _succeeds(json.loads(re.search(r"HEALTHCHECK.*\n *CMD (.*)", image)[1]), urls)
-
-
-def _succeeds(command, urls):
-    *shell, line = command
-    line = line.replace("localhost:8000", urls.http).replace("localhost:8002", urls.metrics)
-    run = subprocess.run([*shell, line], check=False, stdout=subprocess.DEVNULL)
+def found(urls, *asked):
+    """Whether a probe would be content."""
+    ports = {"HTTP_PORT": port_of(urls.http), "METRICS_PORT": port_of(urls.metrics)}
+    run = subprocess.run([PROBE, *asked], env=os.environ | ports, check=False)
     return not run.returncode
+
+
+def port_of(address):
+    return address.rpartition(":")[2]
+
+
+def test_the_loss_of_the_models_process_is_seen_and_mended_by_unload_and_load(
+    control, small, small_server
+):
+    wait_until(lambda: found(small, "live") and found(small, "ready"))  # the engine was killed
+    [engine] = engines(small_server)
+    psutil.Process(engine.ppid()).kill()
+    wait_until(lambda: not found(small, "live"))
+    assert not found(small, "ready")
+    assert control.is_model_ready("tandem")  # which is why somebody must look
+    control.unload_model("tandem")
+    wait_until(lambda: not control.is_model_ready("tandem"))
+    control.load_model("tandem")
+    wait_until(lambda: found(small, "live") and found(small, "ready", "tandem"))
+    assert text_of(stream(small.grpc, PROMPT, max_tokens=2))
 
 
 def engines(server):

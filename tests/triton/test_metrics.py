@@ -28,6 +28,9 @@ def test_all_families_are_there_before_any_request(urls):
     histograms = {one.name for one in CATALOGUE if one.kind == "histogram"}
     assert without_label - histograms <= found
     assert {f"{name}_count" for name in histograms} <= found
+    known = {(one.name, (one.label, value)) for one in CATALOGUE for value in one.values}
+    assert known
+    assert known <= read(urls).keys()
     assert waited(urls, lambda found: found[UP,] == 1)[UP,] == 1
 
 
@@ -40,7 +43,11 @@ def test_a_request_is_counted(urls):
         end[name][0] for name in ("total_draft_tokens", "total_accepted_draft_tokens")
     )
     finished = (FINISHED, ("finished_reason", "length"))
-    after = waited(urls, lambda found: found.get(finished, 0) > before.get(finished, 0))
+    ended = f"{END_TO_END}_count"
+    after = waited(
+        urls,
+        lambda found: found[finished] > before[finished] and found[ended,] > before[ended,],
+    )
     grown = {key: after[key] - before.get(key, 0) for key in after}
     assert grown[finished] == 1
     assert grown[GENERATED_TOKENS,] == 40
@@ -76,11 +83,13 @@ def test_a_refused_request_is_counted(urls):
 
 
 def test_running_requests_are_seen(urls):
+    aborted = (FINISHED, ("finished_reason", "abort"))
+    before = read(urls)[aborted]
     with closing(responses(urls.grpc, ask("def main(argv):\n", 1900))) as answers:
         next(answers)
         assert waited(urls, lambda found: found[RUNNING,] == 1)[RUNNING,] == 1
-    assert waited(urls, lambda found: found[RUNNING,] == 0)[RUNNING,] == 0
-    assert (FINISHED, ("finished_reason", "abort")) in read(urls)
+    after = waited(urls, lambda found: found[RUNNING,] == 0 and found[aborted] > before)
+    assert (after[RUNNING,], after[aborted]) == (0, before + 1)
 
 
 def ask(text, tokens):

@@ -99,8 +99,12 @@ def test_clients_that_stop_reading_and_are_killed(server, protocol):
     assert occupied(server) - memory < MOST_MIB
     for client in clients:
         client.leave()
-    idle = waited(urls, lambda found: found[RUNNING,] == found[WAITING,] == 0)
-    assert grown(begin, idle, FINISHED, ("finished_reason", "abort")) == CLIENTS
+    aborted = FINISHED, ("finished_reason", "abort")
+    idle = waited(
+        urls,
+        lambda found: found[RUNNING,] == found[WAITING,] == 0 < grown(begin, found, *aborted),
+    )
+    assert grown(begin, idle, *aborted) == CLIENTS
     assert {count for name, count in idle.items() if name[0] == KV_USAGE} == {0}
     assert latency(server) < 3 * usual + 0.5
 

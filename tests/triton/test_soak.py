@@ -3,11 +3,11 @@
 import pytest
 
 from tools.soak.cancels import cancels, cells
-from tools.soak.runs import Result, overload, reloads, soak
+from tools.soak.runs import MOST_REQUESTS, Result, faults, overload, reloads, soak
 
 pytestmark = pytest.mark.timeout(900)
 
-REQUESTS = 2300  # of which more than 1,000 are left by their clients
+MINUTES = 2
 
 
 def check(result: Result) -> None:
@@ -15,9 +15,9 @@ def check(result: Result) -> None:
 
 
 def test_mixed_traffic_with_a_thousand_cancels():
-    result = soak("tandem", REQUESTS, minutes=12, concurrency=24)
+    result = soak("tandem", MOST_REQUESTS, MINUTES, concurrency=24)
     check(result)
-    assert sum(result.clients.values()) == REQUESTS
+    assert result.minutes >= MINUTES
     assert result.clients["left"] >= 1000
     assert min(result.clients[one] for one in ("length", "stop", "invalid")) > 0
     assert result.server.outcomes["abort"] > 500  # and not answered in vain
@@ -31,6 +31,15 @@ def test_mixed_traffic_on_vllm():
     assert sum(result.clients.values()) == 400
     assert min(result.clients[one] for one in ("left", "length", "stop", "invalid")) > 0
     assert result.server.outcomes["abort"] > 50
+
+
+def test_mixed_traffic_while_the_engine_is_killed():
+    """Or its other rank."""
+    result = faults("tandem_tp", minutes=0.5, every=5, concurrency=12)
+    check(result)
+    assert len(result.kills) >= 2
+    assert result.clients["engine_lost"] > 0
+    assert min(result.clients[one] for one in ("left", "length", "invalid")) > 0
 
 
 def test_ten_times_what_can_be_answered():

@@ -10,7 +10,7 @@ from scipy.stats import chi2_contingency
 
 from tandem import Engine, EngineConfig, SamplingParams
 from tandem.errors import EngineDeadError
-from tandem.metrics import FINISHED, GENERATED_TOKENS, Key
+from tandem.metrics import FINISHED, GENERATED_TOKENS, KV_USAGE, Key, merged
 from tandem.service import EngineService
 from tests.engine.sinks import Answer, submit, until
 
@@ -52,7 +52,16 @@ def reports():
 
 @pytest.fixture(scope="module")
 def service(reports):
-    one = EngineService(vllm_config(), on_report=reports.append)
+    one = EngineService(vllm_config(max_queue_size=SAMPLES), on_report=reports.append)
+    yield one
+    one.stop()
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    """A target of two ranks, and a draft of one."""
+    parallel = {"tensor_parallel_size": 2, "draft_tensor_parallel_size": 1, "step_timeout": 10}
+    one = EngineService(vllm_config(**parallel))
     yield one
     one.stop()
 
@@ -66,26 +75,14 @@ def native_ids():
 
 def test_what_warms_it_up_is_counted_nowhere(service, reports):
     assert ids(submit(service, PROMPTS[0], GREEDY))
-    until(lambda: sum(report.counts.get(Key(FINISHED, "length"), 0) for report in reports))
-    total = Counter()
-    for report in reports:
-        total.update(report.counts)
-    assert total[Key(FINISHED, "length")] == 1
-    assert total[Key(GENERATED_TOKENS)] == 48
+    until(lambda: merged(reports).counts.get(Key(GENERATED_TOKENS), 0) >= 48)
+    total = merged(reports).counts
+    assert (total[Key(GENERATED_TOKENS)], total[Key(FINISHED, "length")]) == (48, 1)
+    assert merged(reports).gauges.keys() >= {Key(KV_USAGE, "target"), Key(KV_USAGE, "draft")}
 
 
 def test_both_engines_write_the_same(service, native_ids):
     assert [ids(answer) for answer in [submit(service, p, GREEDY) for p in PROMPTS]] == native_ids
-
-
-def test_a_target_of_two_ranks_with_a_draft_of_one_writes_the_same(native_ids):
-    one = EngineService(vllm_config(tensor_parallel_size=2, draft_tensor_parallel_size=1))
-    try:
-        answers = [submit(one, prompt, GREEDY) for prompt in PROMPTS]
-        assert [ids(answer) for answer in answers] == native_ids
-        assert all(answer.outputs[-1].stats.accepted for answer in answers)
-    finally:
-        one.stop()
 
 
 def test_without_a_method_it_writes_the_same(native_ids):
@@ -191,25 +188,26 @@ def test_what_is_killed_is_said_and_repaired_and_leaves_nothing(service, victim)
     assert len(list(SHM.iterdir())) <= len(regions)
 
 
+def test_a_target_of_two_ranks_with_a_draft_of_one_writes_the_same(ranks, native_ids):
+    answers = [submit(ranks, prompt, GREEDY) for prompt in PROMPTS]
+    assert [ids(answer) for answer in answers] == native_ids
+    assert all(answer.outputs[-1].stats.accepted for answer in answers)
+
+
 @pytest.mark.parametrize(
     ("signum", "said"),
     [(signal.SIGKILL, "send the request again"), (signal.SIGSTOP, "10 s that step_timeout allows")],
 )
-def test_a_lost_rank_is_said_and_repaired_and_leaves_nothing(signum, said):
+def test_a_lost_rank_is_said_and_repaired_and_leaves_nothing(ranks, native_ids, signum, said):
     """One that is killed, and one that hangs."""
-    parallel = {"tensor_parallel_size": 2, "draft_tensor_parallel_size": 1, "step_timeout": 10}
-    one = EngineService(vllm_config(**parallel))
-    try:
-        before = family(one)
-        [rank] = [process for process in before if "Worker_TP1" in " ".join(process.cmdline())]
-        answer = submit(one, PROMPTS[0], LONG)
-        assert answer.begun.wait(60)
-        rank.send_signal(signum)
-        [error] = answer.wait().errors
-        assert isinstance(error, EngineDeadError)
-        assert said in str(error)
-        assert not psutil.wait_procs(before, timeout=10)[1]
-        until(lambda: one.alive)
-        assert ids(submit(one, PROMPTS[0], GREEDY))
-    finally:
-        one.stop()
+    before = family(ranks)
+    [rank] = [process for process in before if "Worker_TP1" in " ".join(process.cmdline())]
+    answer = submit(ranks, PROMPTS[0], LONG)
+    assert answer.begun.wait(60)
+    rank.send_signal(signum)
+    [error] = answer.wait().errors
+    assert isinstance(error, EngineDeadError)
+    assert said in str(error)
+    assert not psutil.wait_procs(before, timeout=10)[1]
+    until(lambda: ranks.alive)
+    assert ids(submit(ranks, PROMPTS[0], GREEDY)) == native_ids[0]

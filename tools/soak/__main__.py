@@ -1,4 +1,4 @@
-"""`python -m tools.soak traffic`, `overload` or `reloads`: runs, and says what does not add up.
+"""`python -m tools.soak traffic`, `faults`, `overload` or `reloads`: runs, and says what is wrong.
 
 `python -m tools.soak cancels` measures.
 """
@@ -6,27 +6,34 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import matplotlib
 import numpy as np
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from tools.soak.cancels import Times, cancels, cells, summary
-from tools.soak.runs import Result, Tick, overload, reloads, soak
+from tools.soak.runs import MOST_REQUESTS, Result, Tick, faults, overload, reloads, soak
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
 
 Model = Annotated[str, typer.Option(help="Model of model_repository.")]
 Plot = Annotated[Path | None, typer.Option(help="SVG file for a plot of memory.")]
 Log = Annotated[Path | None, typer.Option(help="File for Triton's log.")]
-MOST_REQUESTS = 500_000  # a bound; several times what two cores answer in the time that ends a run
 
 
 @app.command()
@@ -40,7 +47,11 @@ def traffic(
     log: Log = None,
 ) -> None:
     """Requests of all lengths, good and bad, read, stalled and left, over both protocols."""
-    _do(lambda tick: soak(model, requests, minutes, concurrency, seed, tick, log), None, plot)
+    _do(
+        lambda tick: soak(model, requests, minutes, concurrency, seed, tick, log),
+        Bar(60 * minutes),
+        plot,
+    )
 
 
 @app.command("overload")
@@ -53,7 +64,29 @@ def overload_command(
     log: Log = None,
 ) -> None:
     """Many more requests than can be answered; is the server's health still told?"""
-    _do(lambda tick: overload(model, factor, seconds, tick, log, niceness), None, plot)
+    _do(
+        lambda tick: overload(model, factor, seconds, tick, log, niceness),
+        Bar(4 / 3 * seconds),
+        plot,
+    )
+
+
+@app.command("faults")
+def faults_command(
+    model: Model = "tandem",
+    minutes: Annotated[float, typer.Option(help="Of traffic.")] = 5.0,
+    every: Annotated[float, typer.Option(help="Seconds from the engine's start to a kill.")] = 15.0,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 24,
+    seed: Annotated[int, typer.Option(help="Of the traffic, and of what is killed.")] = 0,
+    plot: Plot = None,
+    log: Log = None,
+) -> None:
+    """The same traffic while the engine, or a part of it, is killed again and again."""
+    _do(
+        lambda tick: faults(model, minutes, every, concurrency, seed, tick, log),
+        Bar(60 * minutes),
+        plot,
+    )
 
 
 @app.command("reloads")
@@ -64,7 +97,7 @@ def reloads_command(
     log: Log = None,
 ) -> None:
     """Loads, answers and unloads."""
-    _do(lambda tick: reloads(model, times, tick, log), times, plot)
+    _do(lambda tick: reloads(model, times, tick, log), Bar(times=times), plot)
 
 
 @app.command("cancels")
@@ -74,7 +107,7 @@ def cancels_command(
 ) -> None:
     """How long after a client has left its request is gone, and its KV cache free."""
     console = Console()
-    with _progress(console, times * len(cells())) as tick:
+    with _progress(console, Bar(times=times * len(cells()))) as tick:
         found = cancels(model, times, tick)
     table = Table("request", "client", *Times._fields, title="ms: median (most)")
     for (way, state), one in found.items():
@@ -82,17 +115,32 @@ def cancels_command(
     console.print(table)
 
 
+class Bar(NamedTuple):
+    """What a run is over behind."""
+
+    seconds: float = 0.0
+    times: int = 0
+
+
 @contextmanager
-def _progress(console: Console, total: int | None) -> Iterator[Tick]:
-    columns = (TextColumn("done"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("", total=total)
-        yield lambda: progress.advance(task)
+def _progress(console: Console, of: Bar) -> Iterator[Tick]:
+    """Shows how many are done, and how much of the whole that is."""
+    columns = (TextColumn("{task.fields[done]} done"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
+        task = progress.add_task("", total=of.times or of.seconds, done=0)
+        begun, numbers = time.monotonic(), count(1)
+
+        def tick() -> None:
+            done = next(numbers)
+            passed = min(time.monotonic() - begun, of.seconds)
+            progress.update(task, completed=done if of.times else passed, done=done)
+
+        yield tick
 
 
-def _do(run: Callable[[Tick], Result], total: int | None, plot: Path | None) -> None:
+def _do(run: Callable[[Tick], Result], of: Bar, plot: Path | None) -> None:
     console = Console()
-    with _progress(console, total) as tick:
+    with _progress(console, of) as tick:
         result = run(tick)
     _show(result, console)
     if plot:
@@ -108,6 +156,8 @@ def _show(result: Result, console: Console) -> None:
     totals = (sum(result.clients.values()), sum(result.server.outcomes.values()))
     ends.add_row("all", *map(str, totals))
     console.print(ends, f"{result.server.preemptions} preemptions, {result.minutes:.1f} minutes")
+    if result.kills:
+        console.print(f"killed: {', '.join(result.kills)}")
     memory = Table("process", "MiB", "growth in the second half, MiB")
     for name, one in result.trends.items():
         memory.add_row(name, f"{one.mean_mib:.0f}", f"{one.growth_mib:+.1f}")

@@ -10,7 +10,18 @@ from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tandem.metrics import FAILED, FINISHED, KV_USAGE, PREEMPTIONS, RESTARTS, RUNNING, WAITING
+from tandem.metrics import (
+    FAILED,
+    FINISHED,
+    KV_USAGE,
+    LOST,
+    PREEMPTIONS,
+    RESTARTS,
+    RUNNING,
+    UNLOADED,
+    UP,
+    WAITING,
+)
 from tools.soak.traffic import Ends
 
 QUIET_S = 120.0  # for what clients left behind to end
@@ -26,6 +37,8 @@ class Account(NamedTuple):
     """Requests running or waiting, and the shares of KV caches in use."""
     preemptions: int
     restarts: int
+    up: bool = True
+    """Whether the engine takes requests."""
 
     def since(self, before: Account) -> Account:
         """What has come since."""
@@ -36,6 +49,7 @@ class Account(NamedTuple):
             self.busy,
             self.preemptions - before.preemptions,
             self.restarts - before.restarts,
+            self.up,
         )
 
 
@@ -53,36 +67,38 @@ def read(metrics_url: str) -> Account:
             elif sample.name == FAILED:
                 outcomes[sample.labels["reason"]] += int(sample.value)
     busy = sums[RUNNING] + sums[WAITING] + sums[KV_USAGE]
-    return Account(outcomes, busy, int(sums[PREEMPTIONS]), int(sums[RESTARTS]))
+    return Account(outcomes, busy, int(sums[PREEMPTIONS]), int(sums[RESTARTS]), bool(sums[UP]))
 
 
 def settled(metrics_url: str) -> Account:
-    """The account once nothing is running or changes, or after a long wait."""
+    """The account once the engine is up and nothing is running or changes, or after a long wait."""
     end, before = time.monotonic() + QUIET_S, None
     while True:
         time.sleep(REPORTED_S)
         account = read(metrics_url)
-        if (not account.busy and account == before) or time.monotonic() > end:
+        if (account.up and not account.busy and account == before) or time.monotonic() > end:
             return account
         before = account
 
 
-def troubles(ends: Ends, server: Account) -> list[str]:
-    """What does not add up, a sentence each.
+def troubles(ends: Ends, server: Account, kills: int = 0) -> list[str]:
+    """What does not add up, a sentence each. kills: of the engine, or of a part of it.
 
     A client that leaves does not learn how its request ended, nor whether it arrived.
     """
     found = list(ends.odd[:10])
     if server.busy:
         found.append(f"The server is not idle: {server.busy:g} in use, running or waiting.")
-    if server.restarts:
-        found.append(f"The engine was started again {server.restarts} times.")
+    if not server.up:
+        found.append("The engine takes no requests.")
+    if server.restarts != kills:
+        found.append(f"The engine was started again {server.restarts} times, and killed {kills}.")
     outcomes = {*ends.counts, *server.outcomes} - {"left", "lost"}
     more = {name: server.outcomes.get(name, 0) - ends.counts[name] for name in outcomes}
     for name, count in more.items():
         if count < 0:
             found.append(f"Clients had {-count} more answers '{name}' than the server counted.")
-    for name in {"invalid", "engine_lost", "unloaded"} & more.keys():
+    for name in {"invalid", UNLOADED, *([] if kills else [LOST])} & more.keys():
         if more[name]:
             found.append(f"The server counted {more[name]} more '{name}' than clients saw.")
     left = ends.counts["left"]

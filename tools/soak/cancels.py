@@ -59,9 +59,10 @@ class Log:
     def __init__(self, path: Path) -> None:
         self._file = path.open("rb")
         self._lines: list[tuple[float, str]] = []
+        self._begun = ""
 
     def wait(self, name: str, said: str) -> float:
-        """The moment at which it said this of the request."""
+        """The moment at which it said this (a pattern) of the request."""
         pattern = re.compile(rf"tandem: {name}-[0-9a-f]{{16}} {said}")
         end, looked = time.monotonic() + WAIT_S, 0
         while time.monotonic() < end:
@@ -74,9 +75,9 @@ class Log:
         raise TimeoutError(f"The log does not say: {name} {said}")
 
     def _look(self) -> None:
-        text = self._file.read().decode(errors="replace")
+        *lines, self._begun = (self._begun + self._file.read().decode(errors="replace")).split("\n")
         moment = time.monotonic()
-        self._lines += [(moment, line) for line in text.splitlines()]
+        self._lines += [(moment, line) for line in lines]
 
 
 class Cancels:
@@ -126,7 +127,9 @@ class Cancels:
         """A request that has arrived, and its name. No two have a prefix in common."""
         self._count += 1
         name, tokens = f"leaver {self._count}", self._chance.choices(range(100, 4000), k=prompt)
-        params = GenerationParams(max_tokens=2000 - prompt, temperature=0.0, ignore_eos=True)
+        params = GenerationParams(
+            max_tokens=2000 - prompt, temperature=0.0, ignore_eos=True, num_draft_tokens=0
+        )
         fields = request_fields(tokens, params, True, None, name)
         leaver = way(self._urls, self._model, fields)
         self._log.wait(name, "has arrived")

@@ -1,4 +1,4 @@
-"""The three long runs, each from a server's start to its end."""
+"""The long runs, each from a server's start to its end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -21,13 +21,26 @@ from tools.soak.account import Account, read, settled, troubles
 from tools.soak.health import Asked, health_asked, too_slow
 from tools.soak.shared_memory import SharedMemory
 from tools.soak.traffic import Ask, Ends, any_ask, closed_loop, open_loop
-from tools.soak.watch import MIB, Footprint, Sample, Trend, Watch, footprint, trend
+from tools.soak.watch import (
+    MIB,
+    Footprint,
+    Sample,
+    Trend,
+    Watch,
+    footprint,
+    parts_of_engine,
+    role,
+    trend,
+)
 
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
 # A pool that holds few of the requests, so that they are preempted too.
 CROWDED = {"kv_cache_memory": "12MiB", "max_model_len": "640"}
 # (The pool is small for another reason too: memory of a large one is used little by little.)
+THROUGHOUT = 0.9  # of the looks at all processes, that saw one which was not started anew
 OVERLOADED = {"kv_cache_memory": "32MiB", "max_queue_size": "64", "queue_timeout": "20"}
+MOST_REQUESTS = 500_000  # a bound; several times what two cores answer in the time that ends a run
+LOOK_S = 0.5
 UNLOAD_S = 60.0
 TRITON_ALONE = Footprint(processes=1, regions=0, region_mib=0.0)
 Tick = Callable[[], None]
@@ -49,6 +62,8 @@ class Result(NamedTuple):
     """What is wrong, a sentence each."""
     minutes: float
     """Of traffic, or of loads."""
+    kills: Sequence[str] = ()
+    """What was killed."""
 
 
 class Served(NamedTuple):
@@ -88,20 +103,68 @@ def soak(
     log: Path | None = None,
 ) -> Result:
     """Mixed traffic until so many requests were sent or the time is over."""
-    numbers = iter(range(requests))
 
     async def run(urls: Endpoints, ends: Ends) -> None:
-        end = time.monotonic() + 60 * minutes
-
-        def next_ask() -> Ask | None:
-            number = next(numbers, None) if time.monotonic() < end else None
-            return None if number is None else any_ask(random.Random(f"{seed} {number}"))
-
-        await closed_loop(urls, model, next_ask, concurrency, ends, tick)
+        asks = _mixed(requests, 60 * minutes, seed)
+        await closed_loop(urls, model, lambda: next(asks, None), concurrency, ends, tick)
 
     with served(model, CROWDED, log) as one:
         result = _run(one, run)
     return result._replace(troubles=result.troubles + one.left())
+
+
+def _mixed(most: int, seconds: float, seed: int) -> Iterator[Ask]:
+    """Until so many were sent or, from the first one on, the time is over."""
+    end = time.monotonic() + seconds
+    for number in range(most):
+        if time.monotonic() >= end:
+            return
+        yield any_ask(random.Random(f"{seed} {number}"))
+
+
+def faults(
+    model: str,
+    minutes: float,
+    every: float,
+    concurrency: int,
+    seed: int = 0,
+    tick: Tick = lambda: None,
+    log: Path | None = None,
+) -> Result:
+    """Mixed traffic in which, so many seconds after the engine is ready, it or a part of it is
+    killed (SIGKILL)."""
+    kills: list[str] = []
+
+    async def run(urls: Endpoints, ends: Ends) -> None:
+        end = time.monotonic() + 60 * minutes
+        asks = _mixed(MOST_REQUESTS, 60 * minutes, seed)
+        killing = _kill_parts(one.server, end, every, random.Random(seed), kills)
+        traffic = closed_loop(urls, model, lambda: next(asks, None), concurrency, ends, tick)
+        await asyncio.gather(killing, traffic)
+
+    with served(model, CROWDED, log) as one:
+        result = _run(one, run, kills)
+    found = result.troubles + one.left()
+    if not kills:
+        found.append("Nothing was killed: allow more time.")
+    return result._replace(troubles=found, kills=kills)
+
+
+async def _kill_parts(
+    server: TritonServer, end: float, every: float, chance: random.Random, kills: list[str]
+) -> None:
+    """Until the end is so near that it would not be ready again."""
+    begin = read(server.endpoints.metrics)
+    while time.monotonic() < end:
+        now = await asyncio.to_thread(read, server.endpoints.metrics)
+        if not now.up or now.restarts - begin.restarts < len(kills):
+            await asyncio.sleep(LOOK_S)
+            continue
+        await asyncio.sleep(every)
+        if time.monotonic() < end - every:
+            victim = chance.choice(parts_of_engine(server))
+            kills.append(role(victim))
+            victim.kill()
 
 
 def overload(
@@ -132,7 +195,7 @@ def overload(
         rate = fitting.total / (time.monotonic() - begun)
         with health_asked(urls.http, health, lost):
             os.nice(niceness)
-            await open_loop(urls, model, ask, factor * rate, seconds, ends)
+            await open_loop(urls, model, ask, factor * rate, seconds, ends, tick)
         ends.counts += fitting.counts
         ends.odd += fitting.odd
 
@@ -142,8 +205,10 @@ def overload(
     return result._replace(health=health, troubles=found)
 
 
-def _run(one: Served, run: Callable[[Endpoints, Ends], object]) -> Result:
-    """Traffic between two accounts, under watch."""
+def _run(
+    one: Served, run: Callable[[Endpoints, Ends], object], kills: Sequence[str] = ()
+) -> Result:
+    """Traffic between two accounts, under watch. kills: filled meanwhile."""
     urls, ends = one.server.endpoints, Ends()
     with GrpcClient(urls.grpc, one.server.options.models[0]) as client:
         client.generate("a", max_tokens=1)
@@ -153,9 +218,11 @@ def _run(one: Served, run: Callable[[Endpoints, Ends], object]) -> Result:
         asyncio.run(run(urls, ends))  # type: ignore[arg-type]
         minutes = (time.monotonic() - begun) / 60
         account = settled(urls.metrics).since(begin)
-    trends = {name: trend(samples) for name, samples in watch.samples.items() if samples[1:]}
+    looks = max(map(len, watch.samples.values()))
+    least = max(2, THROUGHOUT * looks) if kills else 2
+    trends = {name: trend(seen) for name, seen in watch.samples.items() if len(seen) >= least}
     after = one.footprint()
-    found = troubles(ends, account) + _grown(trends) + _more(before, after)
+    found = troubles(ends, account, len(kills)) + _grown(trends) + _more(before, after)
     return Result(ends.counts, account, trends, watch.samples, before, after, [], found, minutes)
 
 

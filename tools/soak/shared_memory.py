@@ -22,17 +22,24 @@ LOOK_S = 0.25
 class SharedMemory:
     """Made before a server starts: what is there already is not the server's.
 
-    What has come since is, unless it has another server's name or a process of others holds it.
+    What has come since is, unless it has another server's name or processes of others were seen to
+    hold it.
     """
 
     def __init__(self) -> None:
         self._before = set(_entries())
+        self._foreign: set[Path] = set()
+        """What others were seen to hold: theirs too while nobody does."""
 
     def entries(self, identity: str) -> set[Path]:
         """Those of the server with this identity, whatever its models named them."""
         new = {path for path in set(_entries()) - self._before if not _others(path, identity)}
-        unnamed = {path for path in new if not path.name.startswith(identity)}
-        return new - _held(unnamed, {one.pid for one in members(identity)}) if unnamed else new
+        unnamed = {path for path in new if not path.name.startswith(identity)} - self._foreign
+        if unnamed:
+            pids = set(psutil.pids())  # before our own are told: one that starts now is in neither
+            self._foreign |= _held(unnamed, pids - {one.pid for one in members(identity)})
+        self._foreign &= new  # names may come again
+        return new - self._foreign
 
     def left(self, identity: str) -> set[Path]:
         """Those that stay, of a server whose models or processes have ended."""
@@ -61,10 +68,10 @@ def _others(path: Path, identity: str) -> bool:
     return bool(SERVERS.match(path.name)) and not path.name.startswith(identity)
 
 
-def _held(paths: set[Path], own: set[int]) -> set[Path]:
-    """Of these entries, those that processes other than our own have mapped or open."""
+def _held(paths: set[Path], pids: set[int]) -> set[Path]:
+    """Of these entries, those that these processes have mapped or open."""
     names: set[str] = set()
-    for pid in set(psutil.pids()) - own:
+    for pid in pids:
         names |= _names(pid)
     return {path for path in paths if path.name in names}
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from tandem.metrics import LOST
 from tandem.serving import Endpoints
 from tandem_client import AsyncGrpcClient, AsyncHttpClient, InvalidArgument, TandemError
 from tandem_client.base import AsyncClient
@@ -43,7 +44,14 @@ BAD: tuple[tuple[str | Sequence[int], Mapping[str, Any]], ...] = (
     ([1 << 20], {}),
     ("word " * 4000, {}),
 )
-REFUSALS = {"max_queue_size": "queue_full", "queue_timeout": "timeout", "timeout of": "timeout"}
+REFUSALS = {
+    "max_queue_size": "queue_full",
+    "queue_timeout": "timeout",
+    "timeout of": "timeout",
+    "send the request again": LOST,
+    "is restarting": LOST,
+}
+AGAIN_S = 0.2  # after which a client whose request was lost with the engine sends another
 
 
 class Ask(NamedTuple):
@@ -95,14 +103,15 @@ class Ends:
     def total(self) -> int:
         return self.counts.total()
 
-    def add(self, error: TandemError) -> None:
-        """A request that was answered with an error."""
+    def add(self, error: TandemError) -> str:
+        """A request that was answered with an error; which."""
         text = str(error)
         known = (outcome for words, outcome in REFUSALS.items() if words in text)
         outcome = "invalid" if isinstance(error, InvalidArgument) else next(known, "lost")
         self.counts[outcome] += 1
         if outcome == "lost":
             self.odd.append(f"{type(error).__name__}: {text}")
+        return outcome
 
 
 async def send(client: AsyncClient, ask: Ask, ends: Ends) -> None:
@@ -119,7 +128,8 @@ async def send(client: AsyncClient, ask: Ask, ends: Ends) -> None:
         ends.counts["lost"] += 1
         ends.odd.append(f"no end within {PATIENCE_S:g} s: {ask}")
     except TandemError as error:
-        ends.add(error)
+        if ends.add(error) == LOST:
+            await asyncio.sleep(AGAIN_S)
     else:
         ends.counts[reason] += 1
         ends.left_begun += reason == "left"
@@ -166,8 +176,10 @@ async def open_loop(
     rate: float,
     seconds: float,
     ends: Ends,
+    tick: Callable[[], None],
 ) -> None:
     """So many requests a second, whatever becomes of those before; returns when all have ended.
+    tick: called after each.
 
     What was held up here is not made up for beyond BURST_S: that would be a burst, not a rate.
     """
@@ -178,6 +190,7 @@ async def open_loop(
             due = max(due, (passed - BURST_S) * rate)
             while due < passed * rate:
                 ask, due = next_ask(), due + 1
-                tasks.add(asyncio.create_task(send(grpc if ask.grpc else http, ask, ends)))
+                tasks.add(task := asyncio.create_task(send(grpc if ask.grpc else http, ask, ends)))
+                task.add_done_callback(lambda _: tick())
             await asyncio.sleep(0.01)
         await asyncio.gather(*tasks)

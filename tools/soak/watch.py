@@ -53,6 +53,14 @@ def role(process: psutil.Process) -> str:
     return named[0] if named else Path(command[0]).name if command else "ended"
 
 
+def parts_of_engine(server: TritonServer) -> list[psutil.Process]:
+    """Its process, and those that it started: ranks, or vLLM's."""
+    below = psutil.Process(server.pid).children(recursive=True)
+    [engine] = [one for one in below if role(one) == "engine"]
+    started = engine.children(recursive=True)
+    return [engine, *(one for one in started if "resource_tracker" not in " ".join(one.cmdline()))]
+
+
 class Watch:
     """Samples all processes of a server while it is open."""
 

@@ -16,7 +16,7 @@ from tandem.attention.plan import Query
 from tandem.cpu.library import load_kernels
 from tandem.cpu.linear import KernelLinear
 from tandem.cpu.sampling import limits_of
-from tandem.cpu.structures import CHAIN, Chains, Entry, Layer, Matrix, Model, Step
+from tandem.cpu.structures import CHAIN, CHAINS, STEP, Entry, Layer, Matrix, Model
 from tandem.models.decoder import Layer as DecoderLayer
 from tandem.models.decoder import Passed, Stack
 from tandem.models.feature_head import FeatureHead
@@ -132,30 +132,45 @@ class KernelStack:
     ) -> Passed:
         """As `ModelRunner.forward_tapped`; states: for a draft head."""
         flat = _longs(tokens)
-        step = Step(rows=len(flat), tokens=_address(flat), queries=len(queries))
-        if states is not None:
-            hidden = states.hidden.float().contiguous()
-            width = self.config.hidden_size if states.fused else self._model.entry.fuse.columns
-            if hidden.shape != (len(flat), width):
-                raise ValueError(f"hidden states of {tuple(hidden.shape)} where {width} are due")
-            step.states, step.fused = hidden.data_ptr(), states.fused
-        picked = array("i", range(step.rows) if rows is None else rows)
+        hidden = None if states is None else self._checked(states, len(flat))
+        picked = array("i", range(len(flat)) if rows is None else rows)
         logits = torch.empty(len(picked), self._model.head.rows)
         wanted = array("i", sorted(taps or ()))
-        features = None
+        features, tapped, normed = None, 0, 0
         if taps is not None:
-            features = torch.empty(step.rows, max(1, len(wanted)) * self.config.hidden_size)
-            address = features.data_ptr()
-            step.tapped, step.normed = (address, None) if taps else (None, address)
-        tables = self._queries(queries)
-        step.query, step.blocks, step.parents = map(_address, tables)
-        step.picked, step.pick = len(picked), _address(picked)
-        step.taps, step.tap = len(wanted), _address(wanted)
-        best = array("q", bytes(8 * step.picked))
-        step.logits, step.best = logits.data_ptr(), _address(best)
+            features = torch.empty(len(flat), max(1, len(wanted)) * self.config.hidden_size)
+            tapped, normed = (features.data_ptr(), 0) if taps else (0, features.data_ptr())
+        query, blocks, parents = self._queries(queries)
+        best = array("q", bytes(8 * len(picked)))
+        step = STEP.pack(
+            len(flat),
+            len(queries),
+            len(picked),
+            len(wanted),
+            _address(flat),
+            _pointer(hidden),
+            states is not None and states.fused,
+            _address(query),
+            _address(blocks),
+            _address(parents),
+            _address(picked),
+            _address(wanted),
+            logits.data_ptr(),
+            tapped,
+            normed,
+            _address(best),
+        )
         self._model.threads = torch.get_num_threads()
         self._forward(self._model, step, self._space)
         return Passed(logits, features, best.tolist())
+
+    def _checked(self, states: States, rows: int) -> Tensor:
+        """As the kernels take them."""
+        hidden = states.hidden.float().contiguous()
+        width = self.config.hidden_size if states.fused else self._model.entry.fuse.columns
+        if hidden.shape != (rows, width):
+            raise ValueError(f"hidden states of {tuple(hidden.shape)} where {width} are due")
+        return hidden
 
     def chains(
         self,
@@ -172,13 +187,23 @@ class KernelStack:
         """
         logits = logits.contiguous()
         states = None if states is None else states.float().contiguous()
-        longest = max(draw.length for draw in draws.chains)
+        longest = max([draw.length for draw in draws.chains])
         records, blocks, keys = self._records(queries, draws, logits.shape[1], longest)
         tokens = array("q", bytes(8 * len(queries) * longest))
-        chains = Chains(len(queries), longest, logits.shape[1], records)
-        chains.logits, chains.seed = logits.data_ptr(), draws.seed
-        chains.states, chains.ids, chains.q = map(_pointer, (states, ids, draws.q))
-        chains.blocks, chains.keys, chains.tokens = map(_address, (blocks, keys, tokens))
+        chains = CHAINS.pack(
+            len(queries),
+            longest,
+            logits.shape[1],
+            _address(records),
+            logits.data_ptr(),
+            _pointer(states),
+            _pointer(ids),
+            _address(blocks),
+            _address(keys),
+            draws.seed,
+            _pointer(draws.q),
+            _address(tokens),
+        )
         self._model.threads = torch.get_num_threads()
         self._chains(self._model, chains, self._space)
         return [
@@ -188,25 +213,27 @@ class KernelStack:
 
     def _records(
         self, queries: Sequence[Query], draws: Draws, vocab: int, longest: int
-    ) -> tuple[bytes, Ints, Ints]:
+    ) -> tuple[Ints, Ints, Ints]:
         """As in the kernels' `Chains`: chains, block tables and keys."""
-        records, blocks, keys = [], array("i"), array("Q")
+        records, blocks, keys = array("b"), array("i"), array("Q")
         for draw, query in zip(draws.chains, queries, strict=True):
             limits = limits_of(draw.params, vocab)
             where = len(blocks), query.start, draw.q_row
-            records.append(CHAIN.pack(*limits, draw.noise, draw.length, *where))
+            records.frombytes(CHAIN.pack(*limits, draw.noise, draw.length, *where))
             blocks.extend(query.blocks[: -(-query.end // self._block_size)])
             keys.extend((*draw.keys, *(0,) * (longest - len(draw.keys))))
-        return b"".join(records), blocks, keys
+        return records, blocks, keys
 
     def _queries(self, queries: Sequence[Query]) -> tuple[Ints, Ints, Ints]:
         """[queries, 5] as in the kernels' `Query`, and the tables that it points into."""
         records, blocks, parents = array("i"), array("i"), array("i")
         for query in queries:
-            tree = -1 if query.parents is None else len(parents)
+            tree = -1
+            if query.parents is not None:
+                tree = len(parents)
+                parents.extend(query.parents)
             records.extend((len(blocks), query.start, query.stored, query.length, tree))
             blocks.extend(query.blocks[: -(-query.end // self._block_size)])
-            parents.extend(query.parents or ())
         return records, blocks, parents
 
 
@@ -218,5 +245,5 @@ def _address(numbers: Ints) -> int:
     return numbers.buffer_info()[0]
 
 
-def _pointer(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+def _pointer(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from tandem.cpu.structures import Chains, Matrix, Model, Step
+from tandem.cpu.structures import Matrix, Model
 
 logger = logging.getLogger(__name__)
 
@@ -36,16 +36,16 @@ def load_kernels() -> ctypes.CDLL | None:
         logger.warning("There are no CPU kernels, a step takes longer. Install g++: %s", said)
         return None
     pointer, number = ctypes.c_void_p, ctypes.c_int
-    matrix, model, step = (ctypes.POINTER(kind) for kind in (Matrix, Model, Step))
+    matrix, model = ctypes.POINTER(Matrix), ctypes.POINTER(Model)
+    packed = ctypes.c_char_p
     library.tandem_space.restype = pointer
     library.tandem_release.argtypes = (pointer,)
-    library.tandem_forward.argtypes = (model, step, pointer)
-    library.tandem_chains.argtypes = (model, ctypes.POINTER(Chains), pointer)
+    library.tandem_forward.argtypes = (model, packed, pointer)
+    library.tandem_chains.argtypes = (model, packed, pointer)
     library.tandem_multiply.argtypes = (matrix, pointer, number, pointer, number)
     library.tandem_packed.argtypes = (number, number, number)
     library.tandem_packed.restype = ctypes.c_int64
     library.tandem_pack.argtypes = (pointer, number, number, number, pointer)
-    packed = ctypes.c_char_p
     library.tandem_limit.argtypes = (pointer, number, number, packed, pointer, number)
     library.tandem_judge.argtypes = (pointer, number, number, packed, pointer, ctypes.c_uint64)
     library.tandem_judge.argtypes += (pointer, pointer, number)

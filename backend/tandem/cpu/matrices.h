@@ -16,8 +16,11 @@ namespace {
 constexpr int kOutputs = 32;
 constexpr int kWords = kOutputs / 2;
 constexpr int kParts = kWords / kLanes;  // of a column's weights, two registers each
-constexpr int kSums = kLanes == 16 ? 12 : 6;  // pairs of registers that hold sums at once
-constexpr int kAhead = 2048;                  // bytes of weights that are on their way
+constexpr int kSums = kLanes == 16 ? 14 : 6;  // pairs of registers that hold sums at once
+// Bytes of weights that are on their way, and with so many rows that arithmetic takes about as long as
+// memory: they wait in the second cache then, which with fewer rows or with more is slower.
+constexpr int kAhead = 2048, kFarAhead = 8192;
+constexpr int kFarFrom = 7, kFarTo = 20;
 
 inline int groups_of(int rows) { return (rows + kOutputs - 1) / kOutputs; }
 
@@ -67,11 +70,12 @@ struct Group {
 struct Ahead {
   const char* from;
   int stride;
+  bool far;  // into the second cache
 };
 
 // P parts of a group's outputs, from `part` on, for M rows of y, `width` apart. (In a function of
 // its own no other values take the sums' registers.)
-template <class W, int M, int P>
+template <class W, int M, int P, bool kFar>
 __attribute__((noinline)) void tile(const Group<W>& group, int part, Ahead ahead, const Input<W>* x,
                                     float* y, int width) {
   constexpr int kAtOnce = M * P < kSums ? 4 : 1;  // steps: fewer instructions, more registers
@@ -95,7 +99,7 @@ __attribute__((noinline)) void tile(const Group<W>& group, int part, Ahead ahead
 #pragma GCC unroll 1
   for (; k + kAtOnce <= steps; k += kAtOnce, x += kAtOnce, w += kAtOnce * kOutputs) {
     for (int line = 0; kAsks && line < kLines; ++line)
-      __builtin_prefetch(ahead.from + line * ahead.stride);
+      __builtin_prefetch(ahead.from + line * ahead.stride, 0, kFar ? 2 : 3);
     ahead.from += kLines * ahead.stride;
 #pragma GCC unroll 4
     for (int i = 0; i < kAtOnce; ++i) column(i);
@@ -120,8 +124,12 @@ void tiles(int rows, const Group<W>& group, Ahead& ahead, const Input<W>* x, flo
   if constexpr (M < kSums)
     if (rows > M) return tiles<W, M + 1>(rows, group, ahead, x, y, width);
   constexpr int kStep = parts_at_once(M);
+  constexpr bool kMayBeFar = kIsTwo<W> && M >= kFarFrom;
   for (int part = 0; part < kParts; part += kStep) {
-    tile<W, M, kStep>(group, part, ahead, x, y, width);
+    if (kMayBeFar && ahead.far)
+      tile<W, M, kStep, kMayBeFar>(group, part, ahead, x, y, width);
+    else
+      tile<W, M, kStep, false>(group, part, ahead, x, y, width);
     ahead.from += int64_t(group.steps) * kOutputs * sizeof(W) / 64 * ahead.stride;
   }
 }
@@ -134,6 +142,7 @@ void multiply_as(const Matrix& matrix, const Input<W>* x, int rows, float* y) {
   const int groups = groups_of(matrix.rows), blocks = (rows + kSums - 1) / kSums;
   const int passes = blocks * kParts / parts_at_once((rows + blocks - 1) / blocks);
   const int steps = steps_of<W>(matrix.columns);
+  const bool far = kIsTwo<W> && rows >= kFarFrom && rows <= kFarTo;
   const size_t size = size_t(kOutputs) * steps;
   const int last = int(groups * (thread + 1) / threads);
   for (int index = int(groups * thread / threads); index < last; ++index) {
@@ -141,7 +150,7 @@ void multiply_as(const Matrix& matrix, const Input<W>* x, int rows, float* y) {
     const Group<W> group{static_cast<const W*>(matrix.weight) + index * size,
                          matrix.bias ? matrix.bias + output : nullptr, steps, matrix.rows - output};
     const char* own = reinterpret_cast<const char*>(group.weights);
-    Ahead ahead{own + (passes == 1 ? kAhead : size * sizeof(W)), 64 / passes};
+    Ahead ahead{own + (passes > 1 ? size * sizeof(W) : far ? kFarAhead : kAhead), 64 / passes, far};
     for (int block = 0; block < blocks; ++block) {
       const int64_t row = rows * block / blocks, next = rows * (block + 1) / blocks;
       tiles<W>(int(next - row), group, ahead, x + row * steps,

@@ -1,6 +1,6 @@
 """What crosses into the kernels: `structures.h`, field by field."""
 
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_uint64, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int32, c_void_p
 from struct import Struct
 
 
@@ -74,30 +74,10 @@ class Model(Structure):
     )
 
 
-class Step(Structure):
-    """One pass."""
-
-    _fields_ = (
-        ("rows", c_int32),
-        ("queries", c_int32),
-        ("picked", c_int32),
-        ("taps", c_int32),
-        ("tokens", c_void_p),
-        ("states", c_void_p),
-        ("fused", c_int32),
-        ("query", c_void_p),
-        ("blocks", c_void_p),
-        ("parents", c_void_p),
-        ("pick", c_void_p),
-        ("tap", c_void_p),
-        ("logits", c_void_p),
-        ("tapped", c_void_p),
-        ("normed", c_void_p),
-        ("best", c_void_p),
-    )
-
-
-# Of those that come by the row, all are packed at once: ctypes would take ten times as long.
+# Of what each pass makes anew all is packed at once: ctypes would take ten times as long.
+STEP = Struct("4i2Pi9P")
+"""One pass: rows, queries, picked, taps; tokens, states; fused; query, blocks, parents, pick, tap,
+logits, tapped, normed, best. (For an address that is not there: 0.)"""
 LIMITS = Struct("fffi")
 """How a row's logits become scores: temperature, min_p, top_p, top_k."""
 ROW_PLAN = Struct("iiiQ")
@@ -105,21 +85,6 @@ ROW_PLAN = Struct("iiiQ")
 CHAIN = Struct("fffiiiiii")
 """How a chain of tokens is drafted: its limits, noise, length, blocks, start, q_row."""
 
-
-class Chains(Structure):
-    """All chains of a round."""
-
-    _fields_ = (
-        ("count", c_int32),
-        ("longest", c_int32),
-        ("vocabulary", c_int32),
-        ("chain", c_char_p),
-        ("logits", c_void_p),
-        ("states", c_void_p),
-        ("ids", c_void_p),
-        ("blocks", c_void_p),
-        ("keys", c_void_p),
-        ("seed", c_uint64),
-        ("q", c_void_p),
-        ("tokens", c_void_p),
-    )
+CHAINS = Struct("3i6PQ2P")
+"""All chains of a round: count, longest, vocabulary; chain, logits, states, ids, blocks, keys;
+seed; q, tokens."""

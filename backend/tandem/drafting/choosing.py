@@ -9,8 +9,17 @@ from tandem.drafting import Proposer
 from tandem.drafting.between import averaged
 from tandem.drafting.costs import Load, RoundCosts
 from tandem.drafting.gains import Gains
-from tandem.drafting.lengths import NOTHING_TAKEN, Option, Outlook, Plan, best_lengths, outlook
-from tandem.drafting.remembered import Choice, Judged, Known, alike
+from tandem.drafting.lengths import (
+    NOTHING_TAKEN,
+    Option,
+    Outlook,
+    Plan,
+    best_lengths,
+    midway,
+    outlook,
+    with_finds,
+)
+from tandem.drafting.remembered import PLANNED_FOR, Choice, Judged, Known, alike
 from tandem.request import Request
 from tandem.scheduler import Decode
 
@@ -54,8 +63,8 @@ class Chooser:
         self._may_write = MAY_WRITE
         self._usual: dict[tuple[int, int, int], Outlook] = {}
         """Of requests of which nothing is known, by method, size of the draft and batch, ..."""
-        self._usual_in = 0
-        """... in this round."""
+        self._usual_until = 0
+        """... up to this round."""
 
     def judged(self, one: Judged) -> None:
         """To be learnt from, before the next choice that is made anew."""
@@ -73,8 +82,8 @@ class Chooser:
     def choose(self, decode: Decode, known: Known, load: Load, now: int) -> Choice:
         """What should yield most tokens a second in this round, `now`, if the whole batch did the
         same. load: of the batch."""
-        if self._usual_in != now:
-            self._usual, self._usual_in = {}, now
+        if now >= self._usual_until:
+            self._usual, self._usual_until = {}, now + PLANNED_FOR
         if known.until <= now or not alike(known.load.requests, load.requests):
             self._learn()
             if not self._methods[-1].is_lookup:
@@ -134,17 +143,22 @@ class Chooser:
             found = found._replace(gains=[0.0] * len(gains))
         return found
 
-    def plan(self, choices: Sequence[Choice], load: Load) -> Plan:
-        """How far each draft reaches. load: of the batch."""
-        if len(choices) == 1:
-            length, gains = choices[0].length, choices[0].option.gains
-            return Plan([length], choices[0].rate, gains[length - 1] if length else NOTHING_TAKEN)
+    def plan(self, choices: Sequence[Choice], load: Load, known: Plan | None = None) -> Plan:
+        """How far each draft reaches. load: of the batch; known: a plan for about as many
+        requests for which the model was chosen: it drafts as there."""
         options = [choice.option for choice in choices]
+        if len(choices) == 1:
+            length, (gains, by_model) = choices[0].length, options[0]
+            least = midway(gains[length - 1], gains[length:]) if length else NOTHING_TAKEN
+            return Plan([length], choices[0].rate, length * by_model, least)
         batch, between = len(choices), self._costs.between
         seconds = self._costs.rounds(load, batch * (1 + self._longest))
         drafting = max(1, sum(option.by_model for option in options))
         drafts = self._costs.drafts(drafting, self._longest)
-        return best_lengths(seconds, drafts, options, SLACK, between.besides(batch), MARGIN)
+        besides = between.besides(batch)
+        if known is not None:
+            return with_finds(known, seconds, drafts, options, SLACK, besides)
+        return best_lengths(seconds, drafts, options, SLACK, besides, MARGIN)
 
     def _learn(self) -> None:
         """From what was judged since the last time: seldom, for behind a pass each line is slow."""

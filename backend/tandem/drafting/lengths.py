@@ -16,6 +16,7 @@ NOTHING_TAKEN = 2.0
 # Times the rate of one length for all, that requests' own must promise: the best of many guesses is
 # on average too good.
 OWN_LENGTHS = 1.01
+ENOUGH_WORSE = 2  # depths behind the best one, that end the search
 LEVEL_TOKENS = 8  # tokens that take a model as long as what is done once a level
 
 
@@ -46,14 +47,15 @@ class Plan(NamedTuple):
     """Tokens for each request; zero where a draft would not pay."""
     rate: float
     """Tokens a second that it should yield."""
+    levels: int
+    """Most of the model's; 0: it does not draft."""
     least: float
-    """Gain of the last token taken; above 1 where there is none."""
+    """Gain between that of the last token taken and of the next one."""
 
     def joined(self, option: Option) -> int:
-        """The length for a request that comes later: its tokens that gain as much, and for a model
-        no more levels than there are anyway."""
-        most = max(self.lengths) if option.by_model else len(option.gains)
-        return sum(gain >= self.least for gain in option.gains[:most])
+        """What the model drafts for a request that comes later, or a round later: its tokens that
+        gain more, and no more levels than there are anyway."""
+        return sum([gain >= self.least for gain in option.gains[: self.levels]])
 
 
 def outlook(
@@ -126,32 +128,75 @@ def _own_lengths(
     """As `best_lengths`, whatever one length for all promises."""
     batch, drafting = len(options), sum(option.by_model for option in options)
     tokens = sorted(_tokens(options), key=itemgetter(0), reverse=True)
-    taken, rate = _of_lookups(seconds, tokens, batch, slack)
-    least = margin * rate
-    for depth in sorted({one.level for one in tokens} - {0}):
+    near = [one for one in tokens if not one.level]
+    rates = _rates(seconds, _Levels(), near, batch)
+    rate, taken = max(rates), near[: _taken(rates, 1.0 if drafting else _in_a_batch(slack, batch))]
+    least, worse, levels = margin * rate, 0, 0
+    for depth in range(1, 1 + max([one.level for one in tokens], default=0)):
         some = [one for one in tokens if one.level <= depth]
         rates = _rates(seconds, _levels(drafts, depth, drafting, besides), some, batch)
-        if max(rates) > max(rate, least):
-            rate = max(rates)
+        best = max(rates)
+        if best > max(rate, least):
+            rate, worse, levels = best, 0, depth
             taken = some[: rates.index(rate)]
+        elif rate > least:  # some depth has paid: deeper ones do worse and worse
+            worse += 1
+            if worse == ENOUGH_WORSE:
+                break
     lengths = [0] * batch
     for token in taken:
         lengths[token.owner] += 1
-    return Plan(lengths, rate, taken[-1].gain if taken else NOTHING_TAKEN)
+    beside = [one.gain for one in tokens if one.level <= levels][len(taken) :]
+    left = [*beside[:1], *(one.gain for one in tokens if one.level > levels)]
+    return Plan(lengths, rate, levels, midway(taken[-1].gain, left) if taken else NOTHING_TAKEN)
 
 
-def _of_lookups(
-    seconds: list[float], tokens: Sequence[_Token], batch: int, slack: float
-) -> tuple[Sequence[_Token], float]:
-    """Those to take where no model drafts, and the best rate."""
-    near = [one for one in tokens if not one.level]
-    rates = _rates(seconds, _Levels(), near, batch)
+def midway(last: float, left: Sequence[float]) -> float:
+    """The gain between that of the last token taken and the best of those that were left: where
+    there are none, which would still have paid is not known."""
+    return (last + min(last, max(left, default=0.0))) / 2
+
+
+def with_finds(
+    plan: Plan,
+    seconds: list[float],
+    drafts: Sequence[float],
+    options: Sequence[Option],
+    slack: float = 1.0,
+    besides: float = 0.0,
+) -> Plan:
+    """As `best_lengths`, but a model drafts as it did in `plan`, and of what lookups have is taken
+    what pays beside that."""
+    lengths = [plan.joined(option) if option.by_model else 0 for option in options]
+    batch, drafted, model = len(options), sum(lengths), 0.0
+    drafting = sum([option.by_model for option in options])
+    expected = float(batch)
+    if drafted:
+        expected += sum([sum(one.gains[:n]) for one, n in zip(options, lengths, strict=True) if n])
+        whole, a_token = _levels(drafts, max(lengths), drafting, besides)
+        model = whole + drafted * a_token
+    finds = [([], True) if one.by_model else one for one in options]
+    found = [(gain, owner) for owner, (gains, _) in enumerate(finds) for gain in gains]
+    found.sort(reverse=True)
+    sums = accumulate([gain for gain, _ in found], initial=expected)
+    rows = zip(sums, seconds[batch + drafted :], strict=False)
+    rates = [total / (one + model) for total, one in rows]
+    for _, owner in found[: _taken(rates, 1.0 if drafting else _in_a_batch(slack, batch))]:
+        lengths[owner] += 1
+    return plan._replace(lengths=lengths, rate=max(rates))
+
+
+def _in_a_batch(slack: float, batch: int) -> float:
+    """No more of it than for one request."""
+    return 1 - (1 - slack) / batch
+
+
+def _taken(rates: Sequence[float], enough: float) -> int:
+    """How many tokens to take; enough: share of the best rate, for more of them."""
     best = max(rates)
-    end = rates.index(best)
-    if len(near) == len(tokens):  # there is none
-        enough = (1 - (1 - slack) / batch) * best
-        end = max(place for place, one in enumerate(rates) if one >= enough)
-    return near[:end], best
+    if enough == 1:
+        return rates.index(best)
+    return max(place for place, one in enumerate(rates) if one >= enough * best)
 
 
 def _one_length(
@@ -159,14 +204,15 @@ def _one_length(
 ) -> Plan:
     """The best one for all, as far as each may draft."""
     batch = len(options)
-    best, rows, tokens = Plan([], 0.0, NOTHING_TAKEN), batch, float(batch)
+    best, rows, tokens = Plan([], 0.0, 0, NOTHING_TAKEN), batch, float(batch)
     for count in range(1, 1 + max(len(option.gains) for option in options)):
         gains = [option.gains[count - 1] for option in options if len(option.gains) >= count]
         rows, tokens = rows + len(gains), tokens + sum(gains)
         rate = tokens / (seconds[rows] + drafts[count] + besides)
         if rate > best.rate:
             lengths = [min(count, len(option.gains)) for option in options]
-            best = Plan(lengths, rate, min(gains))
+            left = [option.gains[count] for option in options if len(option.gains) > count]
+            best = Plan(lengths, rate, count, midway(min(gains), left))
     return best
 
 

@@ -1,7 +1,8 @@
 """Several methods side by side: for each request and step the one that should gain most proposes.
 
-Lookups (n-gram, suffix) guess from the text alone, and cost next to nothing: they are all asked,
-and judged by what the text became, whether or not their draft was taken. Where none of theirs
+Lookups (n-gram, suffix) guess from the text alone, and cost little: they are all asked, and judged
+by what the text became, whether or not their draft was taken; where nothing that is drafted saves
+as much as that takes, there are pauses (`resting`). Where none of theirs
 should yield as many tokens a second as the method that guesses with a model, the model drafts.
 How far each draft reaches is decided for the whole batch (`lengths`).
 
@@ -24,7 +25,7 @@ from tandem.drafting import Computed, Draft, Proposer, Verdict
 from tandem.drafting.choosing import Chooser, Method
 from tandem.drafting.costs import READ_ALONG, Load, RoundCosts
 from tandem.drafting.held import HeldStates
-from tandem.drafting.lengths import tokens_share
+from tandem.drafting.lengths import Plan, tokens_share
 from tandem.drafting.parts import NOTHING, Part, joined, part_of
 from tandem.drafting.remembered import (
     IDLE_FOR,
@@ -34,8 +35,9 @@ from tandem.drafting.remembered import (
     Choice,
     Judged,
     Known,
+    Plans,
 )
-from tandem.drafting.resting import Rests
+from tandem.drafting.resting import Pauses, Rests
 from tandem.drafting.stopwatch import Begun, Stopwatch
 from tandem.request import Notes, Request
 from tandem.scheduler import Decode
@@ -64,13 +66,19 @@ class MixtureProposer(Proposer):
         self.model = next((method for method in methods if not method.is_lookup), None)
         self.taps = self.model.proposer.taps if self.model else None
         self.costs = costs
-        self._held = HeldStates(self.model.proposer, shares_prefixes) if self.model else None
+        self._held = None  # where the model looks at tokens alone
+        if self.model is not None and self.taps is not None:
+            self._held = HeldStates(self.model.proposer, shares_prefixes)
         self.longest = longest
         self._methods = [*self.lookups, *([self.model] if self.model else [])]
         self._chooser = Chooser(self._methods, longest, costs, self._unread)
         self._rests = Rests()
+        self._pauses = Pauses()
+        self._pausing = False
+        """In the round under way."""
         self._requests = Notes[Known]()
         self._agenda: Agenda | None = None
+        self._plans = Plans(0, 0, 0, {})
         self._rounds = 0
         self.watch = Stopwatch(costs, clock)
         self._round: Begun | None = None
@@ -83,10 +91,12 @@ class MixtureProposer(Proposer):
             self._agenda = None  # nothing is kept of requests that have gone
             return Draft([])
         self._rounds += 1
-        agenda = self._agenda = self._agenda_of(decodes)
+        self._pausing = bool(self.lookups) and self._pauses_for(decodes)
+        agenda = self._agenda = None if self._pausing else self._agenda_of(decodes)
         begun = self.watch.clock()
-        draft, by_model = agenda.idle, False
-        if draft is None:
+        if agenda is None:
+            draft, by_model = Draft([[] for _ in decodes]), False
+        else:
             # what lookups draft for others would have to be verified in the same launch
             draft, by_model = self._carry_out(agenda, alone and not self.lookups)
         rows = len(decodes) + sum([len(tokens) for tokens in draft.tokens])
@@ -100,20 +110,46 @@ class MixtureProposer(Proposer):
 
     def _agenda_of(self, decodes: Sequence[Decode]) -> Agenda:
         agenda = self._agenda
-        if agenda is None or self.lookups:
+        if self.lookups:
+            return self._asking(decodes)
+        if agenda is None:
             return self._make_agenda(decodes, PLANNED_FOR)
         if self._rounds < agenda.until:
-            if agenda.holds_for(decodes):
-                return agenda
-            load = _load_of(decodes)
-            same = agenda.carried_on(decodes, self._rounds, lambda one: self._joined(one, load))
-            return self._make_agenda(decodes, PLANNED_FOR) if same is None else same
+            return self._carried_on(agenda, decodes) or self._make_agenda(decodes, PLANNED_FOR)
         rounds = min(2 * agenda.rounds, MOST_PLANNED_FOR) if agenda.is_for(decodes) else PLANNED_FOR
         return self._make_agenda(decodes, rounds)
 
+    def _carried_on(self, agenda: Agenda, decodes: Sequence[Decode]) -> Agenda | None:
+        """For these; None where it does not hold."""
+        if agenda.idle is not None:
+            return agenda.idle_for(decodes, self._rounds)
+        if agenda.holds_for(decodes):
+            return agenda
+        load = _load_of(decodes)
+        return agenda.carried_on(decodes, self._rounds, lambda one: self._joined(one, load))
+
+    def _pauses_for(self, decodes: Sequence[Decode]) -> bool:
+        """Whether lookups are not asked in this round: there is no room for any draft, or they did
+        not pay."""
+        room = any(decode.lookahead for decode in decodes)
+        return not room or self._pauses.due(self._rounds, len(decodes), decodes[0].request.id)
+
+    def _asking(self, decodes: Sequence[Decode]) -> Agenda:
+        """The agenda of a round in which lookups are; whether that pays is learnt."""
+        began = self.watch.clock()
+        if self._pauses.renews:
+            for decode in decodes:
+                self._known(decode.request).until = self._rounds
+        agenda = self._make_agenda(decodes, PLANNED_FOR)
+        took, first = self.watch.clock() - began, decodes[0].request.id
+        self._pauses.asked(self._rounds, len(decodes), first, agenda.saves, took)
+        return agenda
+
     def _make_agenda(self, decodes: Sequence[Decode], rounds: int) -> Agenda:
         """Holds for so many rounds; not with lookups, whose finds change from one to the next."""
-        self.watch.learn()
+        if not (self.lookups and self._plans.hold(len(decodes), self._rounds)):
+            self.watch.learn()
+            self._plans = self._plans.anew(len(decodes), self._rounds)
         requests = [self._known(decode.request) for decode in decodes]
         self._look_up(decodes, requests)
         load = _load_of(decodes)
@@ -121,15 +157,14 @@ class MixtureProposer(Proposer):
             self._chooser.choose(decode, known, load, self._rounds)
             for decode, known in zip(decodes, requests, strict=True)
         ]
-        plan = self._chooser.plan(choices, load)
+        plan = self._plan(choices, load)
         asked = []
         for known, choice, length in zip(requests, choices, plan.lengths, strict=True):
             known.taken = choice.place
             asked.append(length * choice.option.by_model)
         batch = len(decodes)
         promised = plan.rate * self.costs.rounds(load, batch)[batch] / batch
-        able = self._able(decodes, requests)
-        probing = bool(able) and not any(asked) and self.costs.may_explore
+        probing = not any(asked) and self.costs.may_explore and bool(self._able(decodes, requests))
         idle = None if probing or any(plan.lengths) else Draft([[] for _ in decodes])
         until = self._rounds + (rounds if idle is None else IDLE_FOR * rounds)
         return Agenda(
@@ -147,6 +182,15 @@ class MixtureProposer(Proposer):
             until,
         )
 
+    def _plan(self, choices: Sequence[Choice], load: Load) -> Plan:
+        """Anew, but for what lookups found."""
+        kind = sum([choice.option.by_model for choice in choices]).bit_length()
+        known = self._plans.known.get(kind)
+        plan = self._chooser.plan(choices, load, known)
+        if known is None:
+            self._plans.known[kind] = plan
+        return plan
+
     def _joined(self, decode: Decode, load: Load) -> tuple[Known, Choice]:
         """What is known of a request that comes to others, and its method."""
         known = self._known(decode.request)
@@ -154,6 +198,8 @@ class MixtureProposer(Proposer):
 
     def _carry_out(self, agenda: Agenda, alone: bool) -> tuple[Draft, bool]:
         """What is drafted, and whether the model did any of it. alone: as in `propose`."""
+        if agenda.idle is not None:
+            return agenda.idle, False
         planned = any(agenda.asked)
         resting = planned and self._rests.due(self._rounds, agenda.promised)
         parts, guessed = self._found(agenda, resting), NO_DRAFT
@@ -162,6 +208,8 @@ class MixtureProposer(Proposer):
             guessed = self._probe(agenda, parts, alone)
         elif by_model:
             guessed = self._draft(agenda, agenda.asked, parts, alone)
+        if by_model and not self.lookups:  # nobody else's are among them
+            return guessed, by_model
         drawn = None
         if guessed.q is not None:
             drawn = [known.taken >= len(self.lookups) for known in agenda.requests]
@@ -219,20 +267,20 @@ class MixtureProposer(Proposer):
 
     def _catch_up(self, requests: Sequence[Request]) -> int:
         """Has the model read what was held back of these; how many tokens it has to read."""
-        assert self._held is not None
         read = 0
         for request in requests:
             rows = self._unread(request)
             read += rows
             if rows > READ_ALONG:  # that it need not read them again changes its outlook
                 self._requests[request].until = self._rounds
-        self._held.show(requests)
+        if self._held is not None:
+            self._held.show(requests)
         return read
 
     def _unread(self, request: Request) -> int:
         """Tokens that the model has to read before it can draft."""
-        assert self._held is not None
-        return max(self._held.rows(request), request.computed - request.draft_computed)
+        unread = request.computed - request.draft_computed
+        return unread if self._held is None else max(self._held.rows(request), unread)
 
     def _able(self, decodes: Sequence[Decode], requests: Sequence[Known]) -> list[int]:
         """For whom the model may draft."""
@@ -271,18 +319,18 @@ class MixtureProposer(Proposer):
     # -- learning ------------------------------------------------------------------------------
 
     def observe(self, request: Request, drafted: int, verdict: Verdict) -> None:
-        if not drafted and not self.lookups:
+        if not drafted and (self._pausing or not self.lookups):
             return
         known = self._requests[request]
         self._chooser.judged(Judged(known, known.found, known.taken, drafted, verdict))
-        for method in self.lookups:
-            method.proposer.observe(request, 0, verdict)
         if self.model is not None and drafted and known.taken == len(self.lookups):
             known.drafts += 1
             self.model.proposer.observe(request, drafted, verdict)
 
     def finished(self, request: Request) -> None:
         self._chooser.written(request)
+        for method in self._methods:
+            method.proposer.finished(request)
 
     def absorb(self, computed: Sequence[Computed], features: Tensor) -> None:
         assert self._held is not None

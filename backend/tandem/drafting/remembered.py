@@ -89,6 +89,29 @@ class Judged(NamedTuple):
     verdict: Verdict
 
 
+class Plans(NamedTuple):
+    """For the rounds to come, by how many requests the model is chosen for, by powers of two: what
+    lookups find changes that from one round to the next."""
+
+    batch: int
+    """Requests, when the first was made."""
+    rounds: int
+    """For so many they hold, ..."""
+    until: int
+    """... until this one."""
+    known: dict[int, Plan]
+
+    def hold(self, batch: int, now: int) -> bool:
+        """Whether they are for so many requests in this round."""
+        return now < self.until and alike(self.batch, batch)
+
+    def anew(self, batch: int, now: int) -> Plans:
+        """None yet, for so many requests, from this round on."""
+        again = alike(self.batch, batch)
+        rounds = min(2 * self.rounds, MOST_PLANNED_FOR) if again else PLANNED_FOR
+        return Plans(batch, rounds, now + rounds, {})
+
+
 class Agenda(NamedTuple):
     """What is to be drafted in some rounds."""
 
@@ -113,6 +136,15 @@ class Agenda(NamedTuple):
     until: int
     """... until this one."""
 
+    @property
+    def saves(self) -> float:
+        """Seconds of the round that it should take less than without drafts, for as many tokens."""
+        if not any(self.plan.lengths):
+            return 0.0
+        taken = zip(self.choices, self.plan.lengths, strict=True)
+        tokens = self.batch + sum([sum(one.option.gains[:length]) for one, length in taken])
+        return (self.promised - 1) * tokens / self.plan.rate
+
     def holds_for(self, decodes: Sequence[Decode]) -> bool:
         """Whether it is just what these need: the same requests, none with more room, and each
         asked for what is planned, or for as much as there is room for."""
@@ -128,6 +160,23 @@ class Agenda(NamedTuple):
     def is_for(self, decodes: Sequence[Decode]) -> bool:
         """Whether these are the same requests."""
         return [one.request for one in self.decodes] == [one.request for one in decodes]
+
+    def idle_for(self, decodes: Sequence[Decode], now: int) -> Agenda | None:
+        """For these, none of whom is to draft; None where nobody is left, they are far more or
+        fewer, or one has more room than any had. now: this round. For who has come this holds no
+        longer than one that is made for it."""
+        most = max([one.lookahead for one in decodes])
+        if most > max(self.room) or not alike(self.batch, len(decodes)):
+            return None
+        if self.is_for(decodes):
+            return self
+        known = {id(one.request) for one in self.decodes}
+        came = sum([id(one.request) not in known for one in decodes])
+        if came == len(decodes):
+            return None
+        rest = self._replace(decodes=list(decodes), idle=Draft([[] for _ in decodes]))
+        until = min(self.until, now + PLANNED_FOR * IDLE_FOR)
+        return rest._replace(rounds=PLANNED_FOR // 2, until=until) if came else rest
 
     def carried_on(
         self, decodes: Sequence[Decode], now: int, join: Callable[[Decode], tuple[Known, Choice]]
@@ -154,7 +203,7 @@ class Agenda(NamedTuple):
             choices=self.choices + [choice for _, choice in known],
             plan=self.plan._replace(lengths=self.plan.lengths + lengths),
             rounds=PLANNED_FOR // 2,
-            until=min(self.until, now + PLANNED_FOR * (IDLE_FOR if self.idle else 1)),
+            until=min(self.until, now + PLANNED_FOR),
         )
 
     def _of(self, decodes: Sequence[Decode]) -> Agenda:
@@ -174,5 +223,4 @@ class Agenda(NamedTuple):
             choices=choices,
             plan=self.plan._replace(lengths=lengths),
             asked=asked,
-            idle=self.idle and Draft([[] for _ in decodes]),
         )

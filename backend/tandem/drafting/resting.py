@@ -1,11 +1,19 @@
-"""Rounds without the drafts that are planned: what rounds take without them must stay known."""
+"""Rounds without drafts: what they take must stay known, and where lookups do not bring what it
+takes to ask them there are pauses."""
 
 from __future__ import annotations
+
+from tandem.drafting.between import OUTLIER, averaged
+from tandem.drafting.remembered import alike
 
 CLOSE = 1.3  # times the rate of plain decoding, and less
 FIRST_REST = 7  # rounds before the first rest: what was known before the drafts may be old
 REST_EVERY = 92  # rounds, later; then, with its own, no rest stands at the same place of a plan
 LONGEST_REST = 8  # rounds
+LEARNT_FOR = 8  # rounds in which lookups are asked before it is judged whether they pay, and...
+JUDGED_FOR = 8  # ... rounds by which it is; otherwise nothing is drafted...
+FIRST_PAUSE = 16  # ... for so many at first, ...
+LONGEST_PAUSE = 64  # ... and ever longer
 
 
 class Rests:
@@ -39,3 +47,55 @@ class Rests:
         if self._until:
             self._every = min(2 * self._every, REST_EVERY)
             self._at, self._until = now + self._every, 0
+
+
+class Pauses:
+    """Rounds in which nothing is drafted and no lookup is asked, as drafts did not save what it
+    takes to ask and to plan. Then it is tried again: what lookups find may have changed."""
+
+    def __init__(self) -> None:
+        self._asked = 0
+        """Rounds since the last pause, as far as they matter."""
+        self._worth = 0.0
+        """Seconds, of those by which is judged."""
+        self._took: float | None = None
+        """Seconds a round, to ask and to plan."""
+        self._rounds = FIRST_PAUSE
+        """Of the next pause."""
+        self._until = 0
+        """The round in which the last pause ends, ..."""
+        self._batch = 0
+        """... for so many requests, ..."""
+        self._first = ""
+        """... whose first is this."""
+
+    def due(self, now: int, batch: int, first: str) -> bool:
+        """Whether the round `now`, of so many requests, is of one. first: of these. One alone that
+        has just come is looked at."""
+        same = batch > 1 or first == self._first
+        return same and now < self._until and alike(batch, self._batch)
+
+    @property
+    def renews(self) -> bool:
+        """Whether in the next round what is expected is to rest on what was learnt since the last
+        pause, as by this round and those behind it is judged."""
+        return self._asked == LEARNT_FOR
+
+    def asked(self, now: int, batch: int, first: str, saves: float, took: float) -> None:
+        """In the round `now` lookups were; saves: seconds that what is planned should save; took:
+        what asking and planning did (something else may have had the processor)."""
+        known = took if self._took is None else self._took
+        self._took = averaged(known, min(took, OUTLIER * known))
+        self._asked += 1
+        if self._asked <= LEARNT_FOR:
+            return
+        self._worth += saves - self._took
+        if self._asked < LEARNT_FOR + JUDGED_FOR:
+            return
+        if self._worth >= 0:
+            self._asked, self._rounds = LEARNT_FOR + 1, FIRST_PAUSE
+        else:
+            self._asked, self._batch, self._first = 0, batch, first
+            self._until = now + 1 + self._rounds
+            self._rounds = min(2 * self._rounds, LONGEST_PAUSE)
+        self._worth = 0.0

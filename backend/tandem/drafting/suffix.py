@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from arctic_inference.suffix_decoding import SuffixDecodingCache
 
 from tandem.config import EngineConfig
-from tandem.drafting import Draft, Proposer, Verdict
+from tandem.drafting import Draft, Proposer
 from tandem.request import Notes, Request
 from tandem.scheduler import Decode
 
@@ -45,15 +45,17 @@ class SuffixProposer(Proposer):
         tokens: list[list[int]] = []
         parents: list[list[int]] = []
         for request, lookahead in decodes:
-            text = self._learn(request, ())
+            text = self._learn(request)
             own, origins = self._guess(request, text, lookahead) if lookahead else ([], [])
             tokens.append(own)
             parents.append([origin + 1 for origin in origins])
         return Draft(tokens, parents if self.as_tree else None)
 
-    def observe(self, request: Request, drafted: int, verdict: Verdict) -> None:
-        """The last tokens of an answer are learnt here: nothing is proposed behind them."""
-        self._learn(request, verdict.tokens)
+    def finished(self, request: Request) -> None:
+        """The last tokens of an answer are learnt here, for nothing is proposed behind them, or all
+        of one for which nothing was: unless it is but one token, from which nothing follows."""
+        if request.num_output > 1:
+            self._learn(request)
 
     def _guess(self, request: Request, text: _Text, lookahead: int) -> tuple[list[int], list[int]]:
         draft = self.cache.speculate(
@@ -66,17 +68,16 @@ class SuffixProposer(Proposer):
         )
         return list(draft.token_ids), list(draft.parents)
 
-    def _learn(self, request: Request, behind: Sequence[int]) -> _Text:
-        """Shows the trees what is new of the text and of what is about to follow it; a request that
-        ends is forgotten, its answer is not."""
+    def _learn(self, request: Request) -> _Text:
+        """Shows the trees what is new of the text; a request that ends is forgotten, its answer is
+        not."""
         text = self._texts.get(request)
         if text is None:
             text = self._texts[request] = _Text(self._next_key, request.num_prompt)
             self._next_key += 1
             self.cache.start_request(text.key, list(request.tokens[: request.num_prompt]))
             weakref.finalize(request, self.cache.stop_request, text.key)
-        length = len(request.tokens)
-        new = [*request.tokens[text.known :], *behind[max(0, text.known - length) :]]
+        new = request.tokens[text.known :]
         if new:
             self.cache.add_active_response(text.key, new)
             text.known += len(new)

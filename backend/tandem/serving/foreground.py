@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ from rich.console import Console
 
 from tandem.serving.errors import ServingError
 from tandem.serving.log import LogFollower
+from tandem.serving.lost_models import Stubs
 from tandem.serving.model_config import read_model
 from tandem.serving.server import ServerOptions, TritonServer
 
@@ -28,6 +30,7 @@ _TANDEM: Final = re.compile("tandem: ")
 _TANDEM_OR_TROUBLE: Final = re.compile(r"tandem: |[EW]\d{4} ")
 # In which a second signal is taken for the first one's echo: make passes its own one on.
 _ECHO_S: Final = 0.25
+_LOOK_S: Final = 1.0
 _NOW_S: Final = 1.0  # that Triton has for its end behind a second signal
 _PROMPT: Final = "def fibonacci(n):"
 
@@ -145,12 +148,40 @@ def _client() -> str:
 
 def _watch(server: TritonServer, console: Console, verbose: bool) -> None:
     """Shows what the log says, until the server ends."""
-    log = LogFollower(server.log_path)
+    log, lost = LogFollower(server.log_path), _LostModels(server, console)
     worth_showing = _ANYTHING if verbose else _TANDEM  # Triton's warnings at start are no news
     while True:
         for line in log.new_lines():
             if worth_showing.match(line):
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
         worth_showing = _ANYTHING if verbose else _TANDEM_OR_TROUBLE
+        lost.look()
         if server.exit_code(timeout=0.25) is not None:
             raise ServingError(server.failure())
+
+
+class _LostModels:
+    """Has models whose process has ended loaded again."""
+
+    def __init__(self, server: TritonServer, console: Console) -> None:
+        assert server.pid is not None
+        self._server, self._console = server, console
+        self._stubs = Stubs(server.pid)
+        self._next = 0.0
+
+    def look(self) -> None:
+        """At most once in a while: all processes of this machine are read for it."""
+        if time.monotonic() < self._next:
+            return
+        for name in self._stubs.lost():
+            self._console.print(f"The process of {name} has ended: it is loaded again.")
+            threading.Thread(target=self._reload, args=(name,), daemon=True).start()
+        self._next = time.monotonic() + _LOOK_S
+
+    def _reload(self, name: str) -> None:
+        if self._server.reload(name):
+            self._console.print(f"{name} serves again.")
+        else:
+            self._console.print(
+                f"{name} was not loaded again: load it, or see the log and restart the server."
+            )

@@ -17,11 +17,12 @@ from tandem.serving.installation import Installation, find_installation, server_
 from tandem.serving.log import failure_reason, read_log
 from tandem.serving.ports import Ports, choose_ports
 from tandem.serving.processes import IDENTITY, end_all, end_with_parent
-from tandem.triton_http import HEALTH, INDEX, NO_ANSWER, OK, ask, model_path
+from tandem.triton_http import HEALTH, INDEX, NO_ANSWER, OK, Answer, ask, model_path
 
 _METRICS_S = 2.0
 _POLL_S = 0.05
 _UNLOAD_POLL_S = 0.25
+_LOAD_S = 3600.0
 _SHM = Path("/dev/shm")
 
 
@@ -169,9 +170,23 @@ class TritonServer:
         end, when it is told to with streams open. Where Triton lets nobody see or unload its models
         this returns at once."""
         for name in {model["name"] for model in self._models()}:
-            ask(self.endpoints.http, f"/v2/repository/models/{quote(name)}/unload", "POST")
+            self._control(name, "unload")
         while any(model["state"] == "UNLOADING" for model in self._models()):
             time.sleep(_UNLOAD_POLL_S)
+
+    def reload(self, name: str) -> bool:
+        """Makes a model anew whose process has ended, without waiting for requests that it will
+        never answer. Whether it did: not where Triton lets nobody do so, or where the model is no
+        longer ready, for then somebody else unloads it."""
+        ready = {"name": name, "state": "READY"}
+        if not any(ready.items() <= model.items() for model in self._models()):
+            return False
+        self._control(name, "unload")
+        return self._control(name, "load", _LOAD_S).status == OK
+
+    def _control(self, name: str, what: str, timeout: float = 5.0) -> Answer:
+        path = f"/v2/repository/models/{quote(name)}/{what}"
+        return ask(self.endpoints.http, path, "POST", timeout)
 
     def _models(self) -> list[dict[str, Any]]:
         """Those that are loaded, or were; none where Triton refuses to say, or has ended."""

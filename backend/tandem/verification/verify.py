@@ -55,6 +55,10 @@ def verify(
     verdicts: list[Verdict] = []
     first = 0
     for b, (tokens, reject) in enumerate(zip(draft.tokens, rejecting, strict=True)):
+        if not tokens:
+            verdicts.append(Verdict([], [drawn[first]]))
+            first += 1
+            continue
         nodes = slice(first, first + len(tokens) + 1)
         if reject:
             verdicts.append(walk_kept(tokens, kept[nodes], drawn[nodes]))

@@ -20,7 +20,7 @@ from tandem.config import EngineConfig
 from tandem.drafting import Verdict
 from tandem.errors import ConfigError, InvalidRequestError, QueueFullError
 from tandem.limits import Limits
-from tandem.metrics import FINISHED, PREEMPTIONS, Meters, Report
+from tandem.metrics import PREEMPTIONS, Meters, Report
 from tandem.output import OutputStream, Streams
 from tandem.request import (
     Prompt,
@@ -60,7 +60,7 @@ class VllmEngine:
         self._lost = ""
         self.steps = 0
         self.meters = Meters()
-        self._scheduler = SchedulerMeters()
+        self._scheduler = SchedulerMeters(config.runners_with_kv)
         self.streams = Streams()
         self._arrived: queue.SimpleQueue[Sequence[Any]] = queue.SimpleQueue()
         self._loop = asyncio.new_event_loop()
@@ -220,7 +220,6 @@ class VllmEngine:
         answer = stream.append(verdict, self._logprobs(output))
         if output.finish_reason is not None and not answer.finished:
             answer.finish_reason = request.finish_reason = "abort"  # vLLM gave it up
-            self.meters.count(FINISHED, label="abort")
         if answer.finished:
             del self.streams[request.id]
             if output.finish_reason is None:  # a stop string: vLLM does not know it

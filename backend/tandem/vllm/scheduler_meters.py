@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from tandem.metrics import (
@@ -20,7 +21,9 @@ from tandem.vllm.round_times import times_in
 class SchedulerMeters:
     """A stat logger of vLLM's; it is called in vLLM's thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, runners: Sequence[str]) -> None:
+        """runners: those whose layers vLLM's KV cache holds: a block is in use by each of them."""
+        self._runners = runners
         self.gauges: dict[Key, float] = {}
         self._counts: Counter[str] = Counter()
         self._times: list[tuple[str, float]] = []
@@ -33,8 +36,7 @@ class SchedulerMeters:
         self.gauges = {
             Key(RUNNING): scheduler_stats.num_running_reqs,
             Key(WAITING): scheduler_stats.num_waiting_reqs,
-            Key(KV_USAGE, "target"): scheduler_stats.kv_cache_usage,
-        }
+        } | {Key(KV_USAGE, one): scheduler_stats.kv_cache_usage for one in self._runners}
         cached = scheduler_stats.prefix_cache_stats
         with self._lock:
             self._counts.update({PREFIX_QUERIES: cached.queries, PREFIX_HITS: cached.hits})

@@ -1,0 +1,162 @@
+"""Lookups that do not bring what it takes to ask them."""
+
+from itertools import pairwise
+
+import pytest
+
+from tandem.drafting.choosing import Method
+from tandem.drafting.mixture import MixtureProposer
+from tandem.drafting.resting import FIRST_PAUSE, JUDGED_FOR, LEARNT_FOR, LONGEST_PAUSE, Pauses
+from tandem.scheduler import Decode
+from tests.engine.builders import make_request
+from tests.engine.policy_world import LONGEST, Guess, World
+
+WINDOW = LEARNT_FOR + JUDGED_FOR
+
+
+def asked_of(pauses, rounds, saves, batch=8, first="a"):
+    """In which rounds lookups are asked, which takes a millisecond."""
+    asked = []
+    for now in rounds:
+        if not pauses.due(now, batch, first):
+            asked.append(now)
+            pauses.asked(now, batch, first, saves, 1e-3)
+    return asked
+
+
+def test_pauses_grow_and_between_them_lookups_are_tried():
+    asked = asked_of(Pauses(), range(1, 300), 0.5e-3)
+    pauses = [b - a - 1 for a, b in pairwise(asked) if b > a + 1]
+    assert pauses == [FIRST_PAUSE, 2 * FIRST_PAUSE, LONGEST_PAUSE, LONGEST_PAUSE]
+    assert asked[:WINDOW] == list(range(1, 1 + WINDOW))
+    assert asked[WINDOW] == 1 + WINDOW + FIRST_PAUSE
+
+
+def test_what_pays_never_pauses_and_pauses_begin_anew_behind_it():
+    pauses = Pauses()
+    assert len(asked_of(pauses, range(1, 200), 2e-3)) == 199
+    asked_of(pauses, range(200, 600), 0.0)
+    asked_of(pauses, range(600, 900), 1.0)
+    asked = asked_of(pauses, range(900, 1200), 0.0)
+    first = next(a for a, b in pairwise(asked) if b > a + 1)
+    assert first + 1 + FIRST_PAUSE in asked
+    assert first + FIRST_PAUSE not in asked
+
+
+def test_a_pause_is_not_for_far_fewer_or_more_requests_nor_for_another_one_alone():
+    pauses = Pauses()
+    asked_of(pauses, range(1, 1 + WINDOW), 0.0)
+    now = 1 + WINDOW
+    assert [pauses.due(now, batch, "b") for batch in (8, 7, 10, 5, 11)] == [True] * 3 + [False] * 2
+    alone = Pauses()
+    asked_of(alone, range(1, 1 + WINDOW), 0.0, batch=1)
+    assert [alone.due(now, 1, first) for first in "ab"] == [True, False]
+
+
+def test_what_took_long_once_does_not_end_what_pays():
+    pauses = Pauses()
+    for now in range(1, 100):
+        assert not pauses.due(now, 8, "a")
+        pauses.asked(now, 8, "a", 2e-3, 1e-3 if now % 20 else 1.0)
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("with_model", [False, True])
+def test_hopeless_lookups_cost_next_to_nothing_and_are_used_when_they_find_something(
+    batch, with_model
+):
+    world = World(row_s=0.01)
+    lookup = Guess(world, 0.0, level_s=0.2 / LONGEST)  # a fifth of a pass
+    model = [Method("model", Guess(world, 0.0, level_s=1.0), False)] if with_model else []
+    methods = [Method("lookup", lookup, True), *model]
+    mixture = MixtureProposer(methods, LONGEST, world.costs(), clock=world.clock)
+    requests = [make_request([1, 2]) for _ in range(batch)]
+    world.run(mixture, batch, LONGEST, 300, requests)
+    asked = lookup.asked
+    plain = world.rate(batch, 0, 0.0)
+    assert world.run(mixture, batch, LONGEST, 1000, requests) > 0.95 * plain
+    assert 100 < lookup.asked - asked < 300
+    lookup.chance = 0.95
+    windows = 1 if batch == 1 else 2  # with eight, finds must be better to be worth it
+    world.run(mixture, batch, LONGEST, windows * (LONGEST_PAUSE + WINDOW), requests)
+    assert world.run(mixture, batch, LONGEST, 40, requests) > 1.5 * plain
+    assert not mixture._pausing
+
+
+def test_what_was_found_before_a_pause_is_not_judged_by_texts_behind_it():
+    world = World()
+    lookup = Guess(world, 0.0, level_s=0.2)
+    mixture = MixtureProposer(
+        [Method("lookup", lookup, True)], LONGEST, world.costs(), clock=world.clock
+    )
+    requests = [make_request([1, 2])]
+    for _ in range(WINDOW + 1):
+        judged = len(mixture._chooser._judged)
+        world.run(mixture, 1, LONGEST, 1, requests)
+    assert mixture._pausing
+    assert len(mixture._chooser._judged) == judged
+
+
+@pytest.mark.parametrize("found", [0.0, 1.0])
+def test_what_an_agenda_saves(found):
+    """By what its drafts should bring, beside as many tokens without them."""
+    world = World(row_s=0.05)
+    lookup = Method("lookup", Guess(world, 0.9, found), True)
+    mixture = MixtureProposer([lookup], LONGEST, world.costs(), clock=world.clock)
+    agenda = mixture._make_agenda([Decode(make_request([1, 2]), LONGEST) for _ in range(2)], 8)
+    lengths, gains = agenda.plan.lengths, agenda.choices[0].option.gains
+    assert bool(lengths[0]) == bool(found)
+    tokens = sum(1 + sum(gains[:length]) for length in lengths)
+    without = world.pass_s(2) * tokens / 2
+    assert agenda.saves == pytest.approx(without - world.pass_s(2 + sum(lengths)), rel=0.05)
+
+
+class Dear(Guess):
+    """It takes its time for whatever it is asked."""
+
+    def propose(self, decodes, alone=False):
+        self.world.now += 0.01
+        return super().propose(decodes, alone)
+
+
+def test_without_room_for_drafts_lookups_are_not_asked_and_do_not_pause():
+    world = World()
+    lookup = Dear(world, 0.95)
+    methods = [Method("lookup", lookup, True)]
+    mixture = MixtureProposer(methods, LONGEST, world.costs(), clock=world.clock)
+    requests = [make_request([1, 2])]
+    world.run(mixture, 1, 0, 100, requests)
+    assert lookup.asked == 0
+    world.run(mixture, 1, LONGEST, 50, requests)
+    assert lookup.asked == 50
+
+
+def test_lookups_beside_a_model_that_pays_are_asked():
+    world = World()
+    lookup, model = Guess(world, 0.0, level_s=0.001), Guess(world, 0.9, level_s=0.1)
+    methods = [Method("lookup", lookup, True), Method("model", model, False)]
+    mixture = MixtureProposer(methods, LONGEST, world.costs(), clock=world.clock)
+    world.run(mixture, 1, LONGEST, 200, [make_request([1, 2])])
+    assert lookup.asked == 200
+
+
+def run_until(world, mixture, requests, pausing):
+    for _ in range(LONGEST_PAUSE + WINDOW):
+        if mixture._pausing == pausing:
+            return
+        world.run(mixture, 1, LONGEST, 1, requests)
+    pytest.fail("it did not come")
+
+
+def test_it_is_judged_by_what_was_learnt_since_the_pause():
+    world = World()
+    lookup = Guess(world, 0.0, level_s=0.2 / LONGEST)
+    methods = [Method("lookup", lookup, True)]
+    mixture = MixtureProposer(methods, LONGEST, world.costs(), clock=world.clock)
+    requests = [make_request([1, 2])]
+    world.run(mixture, 1, LONGEST, 500, requests)
+    for pausing in (False, True, False):  # one has just ended
+        run_until(world, mixture, requests, pausing)
+    lookup.chance = 0.95
+    world.run(mixture, 1, LONGEST, WINDOW, requests)
+    assert world.run(mixture, 1, LONGEST, 40, requests) > 3
