@@ -104,31 +104,37 @@ def test_a_refused_request_gets_one_error_and_the_next_is_served(shared, prompt,
     assert refused.outputs == []
 
 
-def test_requests_beyond_what_runs_and_waits_are_refused_at_once(shared, monkeypatch):
-    """Those that wait are at first too many for the queue, which the engine says itself."""
-    answers, refused, reports = [], 0, []
+@pytest.fixture
+def stopped(shared, monkeypatch) -> Iterator[list[Report]]:
+    """The shared engine's process takes in nothing for a while; what is counted of its requests."""
+    reports: list[Report] = []
     monkeypatch.setattr(shared, "_on_report", reports.append)
-    os.kill(shared.pid, signal.SIGSTOP)  # so that all of them arrive before any is begun
-    try:
-        for _ in range(60):
-            try:
-                shared.check_room()
-                answers.append(submit(shared, "t1", LONG))
-            except QueueFullError as error:
-                assert "max_queue_size" in str(error)
-                refused += 1
-                with pytest.raises(QueueFullError):
-                    submit(shared, "t1", LONG)
-    finally:
-        os.kill(shared.pid, signal.SIGCONT)
-    assert (len(answers), refused) == (44, 16)  # 4 that run and 40 that wait
+    os.kill(shared.pid, signal.SIGSTOP)
+    yield reports
+    os.kill(shared.pid, signal.SIGCONT)
+
+
+def test_requests_beyond_what_runs_and_waits_are_refused_at_once(shared, stopped):
+    answers = [submit(shared, "t1", LONG) for _ in range(44)]  # 4 that run and 40 that wait
+    for refuse in (shared.check_room, lambda: submit(shared, "t1", LONG)):
+        with pytest.raises(QueueFullError, match="max_queue_size"):
+            refuse()
+    assert merged(stopped).counts[Key(FAILED, "queue_full")] == 2
+    os.kill(shared.pid, signal.SIGCONT)
+    assert all(answer.wait().over.is_set() for answer in answers)
+    assert submit(shared, "t1", SHORT).wait().reason == "length"
+
+
+def test_the_engine_refuses_what_does_not_fit_its_queue(shared, stopped, monkeypatch):
+    monkeypatch.setattr(shared, "_most", 60)
+    answers = [submit(shared, "t1", LONG) for _ in range(60)]
+    os.kill(shared.pid, signal.SIGCONT)
     errors = [error for answer in answers for error in answer.wait().errors]
     assert all(isinstance(error, QueueFullError) for error in errors)
-    assert 1 <= len(errors) <= 4
-    assert sum(answer.reason == "length" for answer in answers) == 44 - len(errors)
-    told = sum(report.counts.get(Key(FAILED, "queue_full"), 0) for report in reports)
-    assert told == 2 * refused + len(errors)
-    assert submit(shared, "t1", SHORT).wait().reason == "length"
+    assert 1 <= len(errors) <= 60 - 40  # at most, if all of them arrive before any is begun
+    counts = merged(stopped).counts
+    assert counts[Key(FAILED, "queue_full")] == len(errors)
+    assert counts[Key(FINISHED, "length")] == 60 - len(errors)
 
 
 @pytest.mark.parametrize("params", [LONG, SamplingParams(max_tokens=1)])
