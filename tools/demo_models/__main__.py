@@ -128,8 +128,7 @@ def prompts_command(
     tokenizer = load_tokenizer(target)
     documents = read_corpus().held_out
     if repetitive:
-        model = load_model(target)
-        rows = repetitive_prompts(model, tokenizer, documents, (count, tokens), seed)
+        rows = repetitive_prompts(target, tokenizer, documents, (count, tokens), seed)
     else:
         rows = cut_prompts(tokenizer, documents, count, tokens, seed)
     typer.echo(json.dumps([tokenizer.decode(row) for row in rows.tolist()], indent=1))

@@ -48,14 +48,14 @@ def distil(
 ) -> None:
     """Trains a draft, or the one in `start` further, on the corpus, then on rollouts, and reports
     its acceptance as it goes."""
-    tokenizer, corpus, teacher = load_tokenizer(target), read_corpus(), load_model(target)
+    tokenizer, corpus = load_tokenizer(target), read_corpus()
     if start is None:
         draft = new_model(draft_config(recipe.layers), seed)
-        start_from_embedding(draft, teacher)
+        start_from_embedding(draft, load_model(target))
     else:
         draft = load_model(start)
     console.print(f"{parameter_count(draft):,} parameters, {len(rollouts.tokens)} rows, {recipe}")
-    texts = greedy_texts(teacher, tokenizer, corpus.held_out, count=64, seed=1)
+    texts = greedy_texts(target, tokenizer, corpus.held_out, count=64, seed=1)
     generator = torch.Generator().manual_seed(seed)
     blocks = shuffled_blocks(encode_documents(tokenizer, corpus.train), generator)
     batches = rollout_batches(rollouts, ROWS_A_STEP, generator)

@@ -5,11 +5,11 @@ are ranked by what lookup drafts on the target's own continuation.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import LlamaForCausalLM
 
 from .corpus import Document
 from .generate import generate
@@ -23,7 +23,7 @@ DRAFT_TOKENS = 8
 
 
 def repetitive_prompts(
-    model: LlamaForCausalLM,
+    target: Path,
     tokenizer: Tokenizer,
     documents: Sequence[Document],
     shape: tuple[int, int],
@@ -32,8 +32,7 @@ def repetitive_prompts(
     """The best prompts [count, length] = shape among CANDIDATES times as many, the best first."""
     count, length = shape
     prompts = repeated_openings(tokenizer, documents, CANDIDATES * count, length, seed)
-    greedy = torch.zeros(len(prompts))
-    texts = generate(model, prompts, NEW_TOKENS + DRAFT_TOKENS, greedy, torch.Generator()).tokens
+    texts = generate(target, prompts, NEW_TOKENS + DRAFT_TOKENS, torch.zeros(len(prompts)))
     gains = torch.tensor([lookup_acceptance(row, length).tokens_a_round for row in texts.tolist()])
     return prompts[gains.argsort(descending=True)[:count]]
 

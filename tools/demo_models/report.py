@@ -29,18 +29,16 @@ def report_pair(target: Path, draft: Path, prompts: int, seed: int) -> None:
         loss = cross_entropy(models[name], held_out)
         count = parameter_count(models[name])
         console.print(f"{name}: {count:,} parameters, {megabytes:.1f} MB, {loss:.3f} nats a token")
-    texts = greedy_texts(models["target"], tokenizer, documents, prompts, seed)
+    texts = greedy_texts(target, tokenizer, documents, prompts, seed)
     for k in (1, 2, 4, LONGEST_DRAFT):
         _report_acceptance(models["draft"], texts, k)
 
 
 def show_completions(target: Path, count: int, temperature: float, seed: int) -> None:
     """Prints continuations of held-out prompts, 96 tokens each, after the prompt's last line."""
-    model, tokenizer = load_model(target), load_tokenizer(target)
+    tokenizer = load_tokenizer(target)
     prompts = cut_prompts(tokenizer, read_corpus().held_out, count, PROMPT_TOKENS, seed)
-    generator = torch.Generator().manual_seed(seed)
-    rollouts = generate(model, prompts, 96, torch.full((count,), temperature), generator)
-    for row in rollouts.tokens:
+    for row in generate(target, prompts, 96, torch.full((count,), temperature)):
         console.print(_marked(tokenizer, row), end="\n" + "=" * 80 + "\n")
 
 

@@ -8,10 +8,9 @@ import torch
 from rich.progress import Progress
 from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import LlamaForCausalLM
 
 from .corpus import Document, read_corpus
-from .generate import Rollouts, generate
+from .generate import Rollouts, generate, read
 from .models import load_model, load_tokenizer
 from .prompts import cut_prompts
 
@@ -19,7 +18,7 @@ PROMPT_TOKENS = 128
 NEW_TOKENS = 160
 MEASURED_TOKENS = 128
 LONGEST_DRAFT = 8  # a round that begins at the last measured token may draft so many
-ROWS_AT_ONCE = 128
+ROWS_AT_ONCE = 256
 SAMPLED_SHARE = 0.25  # of the rows, at SAMPLED_TEMPERATURE: places greedy text does not visit
 SAMPLED_TEMPERATURE = 0.7
 
@@ -27,7 +26,7 @@ SAMPLED_TEMPERATURE = 0.7
 def make_rollouts(target: Path, out: Path, budget_s: float, seed: int) -> int:
     """Has the target continue prompts of training files until the time is spent.
 
-    Writes the rollouts to the file `out`; returns how many there are.
+    Writes the rollouts to the file `out` as it goes; returns how many there are.
     """
     model, tokenizer, documents = load_model(target), load_tokenizer(target), read_corpus().train
     generator = torch.Generator().manual_seed(seed)
@@ -41,8 +40,8 @@ def make_rollouts(target: Path, out: Path, budget_s: float, seed: int) -> int:
             prompts = cut_prompts(tokenizer, documents, ROWS_AT_ONCE, PROMPT_TOKENS, part_seed)
             sampled = torch.rand(len(prompts), generator=generator) < SAMPLED_SHARE
             temperatures = sampled * SAMPLED_TEMPERATURE
-            parts.append(generate(model, prompts, NEW_TOKENS, temperatures, generator))
-    torch.save(list(_joined(parts)), out)
+            parts.append(read(model, generate(target, prompts, NEW_TOKENS, temperatures)))
+            torch.save(list(_joined(parts)), out)
     return len(parts) * ROWS_AT_ONCE
 
 
@@ -61,19 +60,14 @@ def rollout_batches(
 
 
 def greedy_texts(
-    model: LlamaForCausalLM, tokenizer: Tokenizer, documents: list[Document], count: int, seed: int
+    target: Path, tokenizer: Tokenizer, documents: list[Document], count: int, seed: int
 ) -> Tensor:
     """Greedy continuations of `count` prompts.
 
     [count, PROMPT_TOKENS + MEASURED_TOKENS + LONGEST_DRAFT] tokens.
     """
     prompts = cut_prompts(tokenizer, documents, count, PROMPT_TOKENS, seed)
-    length = MEASURED_TOKENS + LONGEST_DRAFT
-    parts = [
-        generate(model, part, length, torch.zeros(len(part)), torch.Generator()).tokens
-        for part in prompts.split(ROWS_AT_ONCE)
-    ]
-    return torch.cat(parts)
+    return generate(target, prompts, MEASURED_TOKENS + LONGEST_DRAFT, torch.zeros(count))
 
 
 def _joined(parts: list[Rollouts]) -> Rollouts:
