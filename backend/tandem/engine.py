@@ -173,10 +173,8 @@ class NativeEngine:
         for chunk in plan.prefills:
             chunk.request.computed += chunk.length
             self.blocks.register(chunk.request)
-        for (request, _), drafted, verdict in zip(
-            plan.decodes, draft.tokens, verdicts, strict=False
-        ):
-            self._count(request, len(drafted), verdict)
+        for place, ((request, _), verdict) in enumerate(zip(plan.decodes, verdicts, strict=False)):
+            self._count(request, len(draft.tokens[place]), draft.depth(place), verdict)
         outputs: list[RequestOutput] = []
         first = 0
         for request, tokens, verdict in zip(batch.requests, draft.tokens, verdicts, strict=True):
@@ -188,12 +186,12 @@ class NativeEngine:
             first += len(tokens) + 1
         return outputs
 
-    def _count(self, request: Request, drafted: int, verdict: Verdict) -> None:
+    def _count(self, request: Request, drafted: int, depth: int, verdict: Verdict) -> None:
         """A decoding request's KV now covers its last token and the accepted path."""
         self.proposer.observe(request, drafted, verdict)
         request.computed += 1 + len(verdict.path)
         if drafted:
-            self.meters.round(drafted, len(verdict.path))
+            self.meters.round(drafted, len(verdict.path), depth)
             request.stats = request.stats.plus(SpeculationStats(drafted, len(verdict.path), 1))
 
     def _compact(self, plan: StepPlan, verdicts: list[Verdict]) -> None:

@@ -12,7 +12,13 @@ from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 Kind = Literal["counter", "gauge", "histogram"]
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 600)
+"""Upper ends of a histogram's buckets for what requests take, and..."""
+SECONDS_OF_A_STEP = (
+    *(0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.0075),
+    *(0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5),
+)
+"""... for what steps do: a draft may take a twentieth of a step of two milliseconds."""
 MOST_OF_STEPS = 64  # values of one histogram in one report, a random choice of all, ...
 MOST_OF_REQUESTS = 1024  # ... and where there is one a request
 
@@ -27,6 +33,8 @@ class Metric(NamedTuple):
     """Of its members, beside the model's name and version; empty: it has one."""
     values: tuple[str, ...] = ()
     """Of the label, as far as they are known beforehand."""
+    buckets: tuple[float, ...] = ()
+    """Upper ends, of a histogram."""
 
     @property
     def members(self) -> list[Key]:
@@ -43,6 +51,7 @@ class Key(NamedTuple):
 
 DRAFTS = "tandem_spec_decode_num_drafts_total"
 DRAFT_TOKENS = "tandem_spec_decode_num_draft_tokens_total"
+DRAFT_POSITIONS = "tandem_spec_decode_num_draft_positions_total"
 ACCEPTED_TOKENS = "tandem_spec_decode_num_accepted_tokens_total"
 ACCEPTED_PER_POSITION = "tandem_spec_decode_num_accepted_tokens_per_pos_total"
 FINISHED = "tandem_request_success_total"
@@ -69,6 +78,7 @@ QUEUED = "tandem_request_queue_time_seconds"
 DRAFTING = "tandem_spec_decode_draft_time_seconds"
 VERIFYING = "tandem_spec_decode_verify_time_seconds"
 
+INTERNAL = "internal"
 UNLOADED = "unloaded"
 LOST = "engine_lost"
 REFUSALS = {
@@ -78,9 +88,19 @@ REFUSALS = {
 }
 """What `FAILED` calls an error; any other is `LOST`."""
 
+
+def _times(name: str, help: str, buckets: tuple[float, ...]) -> Metric:
+    return Metric(name, "histogram", help, buckets=buckets)
+
+
 CATALOGUE = (
     Metric(DRAFTS, "counter", "Rounds of a request in which tokens were drafted."),
     Metric(DRAFT_TOKENS, "counter", "Tokens drafted."),
+    Metric(
+        DRAFT_POSITIONS,
+        "counter",
+        "Places in the text that drafts reached: of a chain its tokens, of a tree its depth.",
+    ),
     Metric(ACCEPTED_TOKENS, "counter", "Drafted tokens that the target kept."),
     Metric(
         ACCEPTED_PER_POSITION,
@@ -100,7 +120,7 @@ CATALOGUE = (
         "counter",
         "Requests that were refused or lost, by why.",
         "reason",
-        (*REFUSALS.values(), UNLOADED, LOST),
+        (*REFUSALS.values(), UNLOADED, LOST, INTERNAL),
     ),
     Metric(PROMPT_TOKENS, "counter", "Prompt tokens of requests that have begun to answer."),
     Metric(GENERATED_TOKENS, "counter", "Tokens generated."),
@@ -117,20 +137,21 @@ CATALOGUE = (
     Metric(
         EFFICIENCY,
         "gauge",
-        "What a drafting round yields by the most that it could, of late: 1 if all were kept.",
+        "What a drafting round yields by the most that it could, of late: 1 if all that was "
+        "drafted, of a tree its longest path, were kept.",
     ),
     Metric(UP, "gauge", "Whether the engine takes requests."),
     Metric(HEARTBEAT, "gauge", "Unix time by the model's process, while there is one."),
-    Metric(FIRST_TOKEN, "histogram", "From a request's arrival to its first token."),
-    Metric(
+    _times(FIRST_TOKEN, "From a request's arrival to its first token.", SECONDS),
+    _times(
         BETWEEN_TOKENS,
-        "histogram",
-        "From a request's last tokens to its next ones, by how many they are.",
+        "From a request's last tokens to its next ones, by how many they are, of each of these.",
+        SECONDS_OF_A_STEP,
     ),
-    Metric(END_TO_END, "histogram", "From a request's arrival to its end."),
-    Metric(QUEUED, "histogram", "From a request's arrival to its first computation."),
-    Metric(DRAFTING, "histogram", "Drafting, of a step that drafts."),
-    Metric(VERIFYING, "histogram", "The target's pass and its verification, of a step."),
+    _times(END_TO_END, "From a request's arrival to its end.", SECONDS),
+    _times(QUEUED, "From a request's arrival to its first computation.", SECONDS),
+    _times(DRAFTING, "Drafting, of a step that drafts.", SECONDS_OF_A_STEP),
+    _times(VERIFYING, "The target's pass and its verification, of a step.", SECONDS_OF_A_STEP),
 )
 
 OF_REQUESTS = frozenset({FIRST_TOKEN, END_TO_END, QUEUED})
@@ -164,12 +185,13 @@ class _Sample:
         self.kept: list[float] = []
         self._seen = 0
 
-    def add(self, value: float) -> None:
-        self._seen += 1
-        if len(self.kept) < self._most:
-            self.kept.append(value)
-        elif (place := int(random.random() * self._seen)) < self._most:
-            self.kept[place] = value
+    def add(self, value: float, times: int) -> None:
+        for _ in range(times):
+            self._seen += 1
+            if len(self.kept) < self._most:
+                self.kept.append(value)
+            elif (place := int(random.random() * self._seen)) < self._most:
+                self.kept[place] = value
 
 
 class Meters:
@@ -181,29 +203,31 @@ class Meters:
     def _clear(self) -> None:
         self._counts: Counter[tuple[str, str]] = Counter()
         """By what becomes a `Key`, of which making one takes as long as all else here."""
-        self._rounds: Counter[tuple[int, int]] = Counter()
+        self._rounds: Counter[tuple[int, int, int]] = Counter()
         self._samples: dict[str, _Sample] = {}
 
     def count(self, name: str, by: float = 1, label: str = "") -> None:
         """Adds to a counter."""
         self._counts[name, label] += by  # type: ignore[assignment]
 
-    def observe(self, name: str, value: float) -> None:
-        """Adds to a histogram."""
+    def observe(self, name: str, value: float, times: int = 1) -> None:
+        """Adds to a histogram, so many times."""
         if name not in self._samples:
             most = MOST_OF_REQUESTS if name in OF_REQUESTS else MOST_OF_STEPS
             self._samples[name] = _Sample(most)
-        self._samples[name].add(value)
+        self._samples[name].add(value, times)
 
-    def round(self, drafted: int, accepted: int) -> None:
-        """A request's round in which something was drafted."""
-        self._rounds[drafted, accepted] += 1
+    def round(self, drafted: int, accepted: int, depth: int | None = None) -> None:
+        """A request's round in which something was drafted. depth: of the draft; None: it was a
+        chain."""
+        self._rounds[drafted, accepted, drafted if depth is None else depth] += 1
 
     def report(self, gauges: Mapping[Key, float]) -> Report:
         """All since the last report, with how things stand."""
-        for (drafted, accepted), times in self._rounds.items():
+        for (drafted, accepted, depth), times in self._rounds.items():
             self.count(DRAFTS, times)
             self.count(DRAFT_TOKENS, times * drafted)
+            self.count(DRAFT_POSITIONS, times * depth)
             self.count(ACCEPTED_TOKENS, times * accepted)
             for position in range(accepted):
                 self.count(ACCEPTED_PER_POSITION, times, str(position))
@@ -232,7 +256,7 @@ class Recent:
     HALVED_AFTER = 1000.0  # rounds behind which one counts half
 
     def __init__(self) -> None:
-        self._drafts = self._drafted = self._accepted = 0.0
+        self._drafts = self._drafted = self._positions = self._accepted = 0.0
 
     def gauges(self, counts: Mapping[Key, float]) -> dict[Key, float]:
         """The rates, with these counts taken in; nothing before anything was drafted."""
@@ -240,14 +264,14 @@ class Recent:
         faded = 0.5 ** (rounds / self.HALVED_AFTER)
         self._drafts = faded * self._drafts + rounds
         self._drafted = faded * self._drafted + counts.get(Key(DRAFT_TOKENS), 0.0)
+        self._positions = faded * self._positions + counts.get(Key(DRAFT_POSITIONS), 0.0)
         self._accepted = faded * self._accepted + counts.get(Key(ACCEPTED_TOKENS), 0.0)
         if not self._drafted:
             return {}
-        length = self._drafted / self._drafts
         yielded = 1 + self._accepted / self._drafts
         return {
-            Key(LENGTH): length,
+            Key(LENGTH): self._drafted / self._drafts,
             Key(ACCEPTANCE_RATE): self._accepted / self._drafted,
             Key(ACCEPTANCE_LENGTH): yielded,
-            Key(EFFICIENCY): yielded / (1 + length),
+            Key(EFFICIENCY): yielded / (1 + self._positions / self._drafts),
         }

@@ -61,7 +61,7 @@ class OutputStream:
         if count:
             self.meters.count(GENERATED_TOKENS, count)
             if self._last is not None:
-                self.meters.observe(BETWEEN_TOKENS, (now - self._last) / count)
+                self.meters.observe(BETWEEN_TOKENS, (now - self._last) / count, count)
             else:
                 self._meter_first(now)
             self._last = now

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import triton_python_backend_utils as pb_utils
 
-from tandem.metrics import CATALOGUE, HEARTBEAT, SECONDS, Key, Kind, Recent, Report, merged
+from tandem.metrics import CATALOGUE, HEARTBEAT, Key, Kind, Recent, Report, merged
 
 logger = logging.getLogger("tandem")
 
@@ -102,6 +102,6 @@ class Board(Void):
         if key not in self._metrics:
             one = self._catalogue[key.name]
             labels = self._labels | ({one.label: key.label} if one.label else {})
-            more = {"buckets": list(SECONDS)} if one.kind == "histogram" else {}
+            more = {"buckets": list(one.buckets)} if one.buckets else {}
             self._metrics[key] = self._families[one.name].Metric(labels=labels, **more)
         return self._metrics[key]

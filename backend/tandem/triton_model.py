@@ -29,7 +29,7 @@ from tandem.errors import (
     TandemError,
 )
 from tandem.logs import log_as
-from tandem.metrics import FAILED, counted
+from tandem.metrics import FAILED, INTERNAL, counted
 from tandem.request import RequestOutput, TokenLogprobs
 from tandem.service import EngineService
 from tandem.triton_metrics import Board, Reports, Void
@@ -93,7 +93,7 @@ class TritonPythonModel:
             except TandemError as error:
                 self._refuse(sender, name, error)
             except Exception as error:  # a raise would end the whole batch, what is begun included
-                self.reports.put(counted(FAILED, 1, "invalid"))
+                self.reports.put(counted(FAILED, 1, INTERNAL))
                 logger.exception("%s could not be read.", name or NAMELESS)
                 send_error(sender, TandemError(f"The request could not be read: {error}."))
 

@@ -15,6 +15,7 @@ from tandem.metrics import (
     ACCEPTED_TOKENS,
     BETWEEN_TOKENS,
     CATALOGUE,
+    DRAFT_POSITIONS,
     DRAFT_TOKENS,
     DRAFTING,
     DRAFTS,
@@ -82,6 +83,7 @@ def test_what_an_engine_counts(engine):
     stats = [output.stats for output in outputs]
     assert counts[Key(DRAFTS)] == sum(one.rounds for one in stats) > 0
     assert counts[Key(DRAFT_TOKENS)] == sum(one.drafted for one in stats)
+    assert counts[Key(DRAFT_POSITIONS)] == counts[Key(DRAFT_TOKENS)]
     assert counts[Key(ACCEPTED_TOKENS)] == sum(one.accepted for one in stats) > 0
     positions = [counts.get(Key(ACCEPTED_PER_POSITION, str(at)), 0) for at in range(3)]
     assert sum(positions) == counts[Key(ACCEPTED_TOKENS)]
@@ -91,16 +93,37 @@ def test_what_an_engine_counts(engine):
     assert engine.report().counts == NOTHING
 
 
+def test_of_trees_the_depth_is_counted_too(target):
+    config = EngineConfig(
+        model=target,
+        draft_model=target,
+        adaptive_speculation=False,
+        num_speculative_tokens=6,
+        speculative_tree="3",
+        kv_cache_memory="4MiB",
+        dtype="float32",
+    )
+    with Engine(config) as engine:
+        finish(engine)
+        counts = engine.report().counts
+    drafts, tokens, positions, accepted = (
+        counts[Key(name)] for name in (DRAFTS, DRAFT_TOKENS, DRAFT_POSITIONS, ACCEPTED_TOKENS)
+    )
+    assert drafts < accepted <= positions < tokens
+
+
 def test_what_an_engine_times(engine):
     finish(engine)
     observed = engine.report().observed
     assert len(observed[FIRST_TOKEN]) == len(observed[QUEUED]) == len(observed[END_TO_END]) == 2
     assert len(observed[DRAFTING]) <= len(observed[VERIFYING])
     assert all(value >= 0 for values in observed.values() for value in values)
-    pairs = zip(observed[QUEUED], observed[FIRST_TOKEN], observed[END_TO_END], strict=True)
+    pairs = list(zip(observed[QUEUED], observed[FIRST_TOKEN], observed[END_TO_END], strict=True))
     assert all(queued <= first <= whole for queued, first, whole in pairs)
-    # a gap counts for each of the tokens behind it
-    assert max(observed[BETWEEN_TOKENS]) <= max(observed[END_TO_END])
+    # a gap is shared by the tokens behind it, and counts for each of them: so they add up
+    between = sum(whole - first for _, first, whole in pairs)
+    assert len(observed[BETWEEN_TOKENS]) == 2 * 12 - len(PROMPTS)
+    assert sum(observed[BETWEEN_TOKENS]) == pytest.approx(between, rel=0.05)
 
 
 def test_how_things_stand(engine):
@@ -168,10 +191,15 @@ def test_reports_add_up():
 def test_rates_of_late():
     recent = Recent()
     assert recent.gauges(NOTHING) == {}
-    counts = {Key(DRAFTS): 10.0, Key(DRAFT_TOKENS): 40.0, Key(ACCEPTED_TOKENS): 30.0}
+    counts = {
+        Key(DRAFTS): 10.0,
+        Key(DRAFT_TOKENS): 80.0,  # of trees
+        Key(DRAFT_POSITIONS): 40.0,
+        Key(ACCEPTED_TOKENS): 30.0,
+    }
     gauges = recent.gauges(counts)
-    assert gauges[Key(LENGTH)] == pytest.approx(4)
-    assert gauges[Key(ACCEPTANCE_RATE)] == pytest.approx(0.75)
+    assert gauges[Key(LENGTH)] == pytest.approx(8)
+    assert gauges[Key(ACCEPTANCE_RATE)] == pytest.approx(0.375)
     assert gauges[Key(ACCEPTANCE_LENGTH)] == pytest.approx(4)
     assert gauges[Key(EFFICIENCY)] == pytest.approx(0.8)
     assert recent.gauges(NOTHING) == pytest.approx(gauges)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tandem.errors import EngineDeadError, QueueFullError
+from tandem.metrics import FAILED, INTERNAL, counted
 from tandem.request import RequestOutput, SpeculationStats
 from tests.engine import fake_pb_utils
 from tests.engine.fake_pb_utils import Request, TritonError
@@ -283,11 +284,14 @@ def test_the_model_is_ready_as_its_engine_is(alive, model):
     assert model.is_ready() is alive
 
 
-def test_a_surprise_ends_its_own_request_alone(model):
+def test_a_surprise_ends_its_own_request_alone(model, monkeypatch):
+    reports = SimpleQueue()
+    monkeypatch.setattr(model, "reports", reports)
     odd, fine = Request({"text_input": "a"}, "not JSON"), Request({"text_input": "b"})
     model.execute([odd, fine])
     assert [response.error.code for response in odd.sender.sent] == [TritonError.INTERNAL]
     assert odd.sender.finals == 1
+    assert reports.get_nowait() == counted(FAILED, 1, INTERNAL)
     assert [prompt for prompt, _ in model.service.asked] == ["b"]
 
 

@@ -50,6 +50,15 @@ class Draft(NamedTuple):
     verified: Verified | None = None
     """Where one launch has drafted and verified; None: verification is yet to come."""
 
+    def depth(self, place: int) -> int:
+        """Tokens on the longest path of one request's draft."""
+        if self.parents is None:
+            return len(self.tokens[place])
+        depths = [0]
+        for parent in self.parents[place]:
+            depths.append(depths[parent] + 1)
+        return max(depths)
+
 
 class Computed(NamedTuple):
     """Rows of a target pass that now belong to a request's text."""
