@@ -238,10 +238,15 @@ def size_pool(
     num_blocks = int(memory) // block_bytes
     needed = -(-max_model_len // config.block_size)
     if num_blocks < needed:
+        named = f"kv_cache_memory of {int(memory)} bytes"
+        left = (
+            f"The memory that is left for the KV cache ({int(memory)} bytes; another model, or an "
+            "earlier load of this one, may hold the rest: then set its kv_cache_memory)"
+        )
         raise ConfigError(
-            f"kv_cache_memory of {int(memory)} bytes holds {num_blocks} blocks, but one request "
-            f"of {max_model_len} tokens takes {needed}: raise it to {needed * block_bytes} or "
-            "lower max_model_len."
+            f"{named if config.kv_cache_memory else left} holds {num_blocks} blocks, but one "
+            f"request of {max_model_len} tokens takes {needed}: set kv_cache_memory to "
+            f"{needed * block_bytes} or more where there is room, or lower max_model_len."
         )
     return num_blocks
 

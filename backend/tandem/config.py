@@ -127,6 +127,9 @@ class EngineConfig(BaseModel):
     step_timeout: Annotated[float, BeforeValidator(no_bool), Field(gt=0, le=1e6)] = 300.0
     """Seconds without an end of a step after which the engine counts as hung: it is ended and
     started again. Starting, with compilation and warm-up, is not a step."""
+    start_timeout: Annotated[float, BeforeValidator(no_bool), Field(gt=0, le=1e6)] = 1800.0
+    """Seconds that starting the engine may take, compilation and warm-up included: a load fails
+    after them, a start behind a crash is ended and tried again."""
     drain_timeout: Annotated[float, BeforeValidator(no_bool), Field(ge=0, le=1e6)] = 30.0
     """Seconds that running requests have to end in once Triton unloads the model."""
     kv_cache_memory: Annotated[ByteSize, BeforeValidator(no_bool), Field(gt=0)] | None = None

@@ -57,17 +57,28 @@ class EngineProcess:
 
     def wait_ready(self) -> None:
         """Returns when the engine is built. Raises `ConfigError` with the reason if it can't be."""
-        answer: Ready | Failed
-        try:
-            self.connection.send(Start(self._config))
-            answer = self.connection.recv()
-        except (EOFError, OSError):
-            code = self._process.wait()
-            answer = Failed(f"The engine's process ended with code {code} at start{_hint(code)}.")
-        if isinstance(answer, Failed):
+        reason = self._start()
+        if reason is not None:
             self.end()
             self.tidy()
-            raise ConfigError(answer.reason)
+            raise ConfigError(reason)
+
+    def _start(self) -> str | None:
+        """Why the engine is not built; None: it is."""
+        seconds = self._config.start_timeout
+        try:
+            self.connection.send(Start(self._config))
+            if self.connection.poll(seconds):
+                answer: Ready | Failed = self.connection.recv()
+                return answer.reason if isinstance(answer, Failed) else None
+        except (EOFError, OSError):
+            code = self._process.wait()
+            return f"The engine's process ended with code {code} at start{_hint(code)}."
+        self.kill()
+        return (
+            f"The engine has not started within the {seconds:g} s that start_timeout allows: read "
+            "the log for what it waits for, or allow more time."
+        )
 
     def hang_up(self) -> None:
         """Wakes both ends: a `recv` under way returns with end-of-file."""

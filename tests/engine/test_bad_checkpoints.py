@@ -159,10 +159,18 @@ def test_a_length_beyond_the_models_positions(refusal):
 
 def test_a_pool_too_small_says_what_to_set(refusal, engine):
     text = refusal(ConfigError, kv_cache_memory=1000)
-    (enough,) = re.findall(r"raise it to (\d+)", text)
+    (enough,) = re.findall(r"set kv_cache_memory to (\d+)", text)
     assert "256 tokens" in text
     refusal(ConfigError, kv_cache_memory=int(enough) - 1)
     engine(kv_cache_memory=int(enough))
+
+
+def test_where_others_hold_the_memory_it_says_so(refusal, monkeypatch):
+    """As on a GPU, most of which an earlier load of the same model was given."""
+    monkeypatch.setattr("tandem.assembly.free_memory", lambda *_: 0)
+    text = refusal(ConfigError)
+    assert "an earlier load of this one, may hold the rest" in text
+    assert "holds 0 blocks" in text
 
 
 # -- weights -----------------------------------------------------------------------------------

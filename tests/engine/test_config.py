@@ -37,6 +37,7 @@ BAD = {
     "queue_timeout": [0, -1, 1e7, *NUMBER_WORDS],
     "max_prompt_bytes": [0, "0", "-1MiB", "lots", "5 parsecs", -5, None, True, NAN],
     "step_timeout": [0, -1, 1e7, None, *NUMBER_WORDS],
+    "start_timeout": [0, -1, 1e7, None, *NUMBER_WORDS],
     "drain_timeout": [-1, 1e7, None, *NUMBER_WORDS],
     "kv_cache_memory": [0, "0", "-1GiB", "lots", "5 parsecs", -5, True, NAN],
     "gpu_memory_utilization": [0, -0.5, 1.01, None, *NUMBER_WORDS],

@@ -434,6 +434,40 @@ def test_a_process_that_ends_at_the_start_is_reported(target, tmp_path, command,
         EngineService(config_of(target), python=str(python))
 
 
+def test_a_start_that_hangs_fails_the_load(target, tmp_path):
+    before = children()
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 600\n")
+    python.chmod(0o755)
+    with pytest.raises(ConfigError, match=r"not started within the 0\.2 s that start_timeout"):
+        EngineService(config_of(target, start_timeout=0.2), python=str(python))
+    assert children() <= before
+
+
+def test_a_start_behind_a_crash_that_hangs_is_ended_and_tried_again(
+    target, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(service, "FIRST_PAUSE_S", 0.0)
+    python, told, hang = (tmp_path / name for name in ("python", "told", "hang"))
+    hangs = f"echo $$ >> {told}\ntest -e {hang} && exec sleep 600\n"
+    python.write_text(f'#!/bin/sh\n{hangs}exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    config = config_of(target)
+    one = EngineService(config, python=str(python))
+    hang.touch()
+    one._config = config.model_copy(update={"start_timeout": 0.2})
+    os.kill(one.pid, signal.SIGKILL)
+    until(lambda: len(told.read_text().split()) > 2)
+    one._config = config
+    hang.unlink()
+    until(lambda: one.alive)
+    assert submit(one, "t1").wait().reason == "length"
+    *hung, last = map(int, told.read_text().split())
+    assert last == one.pid and all(map(gone, hung))
+    assert "did not start again: The engine has not started within the 0.2 s" in caplog.text
+    one.stop()
+
+
 def test_what_vllms_processes_leave_goes_with_them(target, tmp_path):
     python, told = tmp_path / "python", tmp_path / "told"
     folder = "$VLLM_RPC_BASE_PATH"
