@@ -38,6 +38,7 @@ from benchmarks.common import (
     save,
     show,
 )
+from benchmarks.ratios import Ratio, against_best
 from tandem import Engine, EngineConfig, SamplingParams
 from tandem.drafting.mixture import MixtureProposer
 from tandem.runners.model_runner import ModelRunner
@@ -79,9 +80,9 @@ def main(
                     for title, one in contenders.items()
                 }
                 turns = _turns(f"{case}, {concurrency}", loads, warm_up, seconds)
-                result[case][str(concurrency)] = {
-                    title: _speeds(runs) for title, runs in turns.items()
-                }
+                found = {title: _speeds(runs) for title, runs in turns.items()}
+                found[ADAPTIVE]["of_the_best_other"] = against_best(turns, ADAPTIVE)
+                result[case][str(concurrency)] = found
         _show(case, result[case])
     save("adaptive", result)
 
@@ -237,6 +238,12 @@ def _speed(turns: Sequence[Run]) -> float:
     return sum(one.tokens for one in turns) / sum(one.seconds for one in turns)
 
 
+def of_the_best(found: dict[str, Any]) -> str:
+    """Adaptive speculation by the best of the others, of one concurrency."""
+    ratio = Ratio(*found[ADAPTIVE]["of_the_best_other"])
+    return f"{ratio.value:.2f}× ({ratio.low:.2f} to {ratio.high:.2f})"
+
+
 def speeds(of: dict[str, Any]) -> dict[str, float]:
     """Tokens a second by contender, of one concurrency."""
     return {title: one["tokens_per_second"] for title, one in of.items()}
@@ -246,14 +253,7 @@ def _show(case: str, result: dict[str, Any]) -> None:
     rows = []
     for concurrency, of in result.items():
         found = speeds(of)
-        best = max(speed for title, speed in found.items() if title != ADAPTIVE)
-        rows.append(
-            (
-                concurrency,
-                *(f"{found[title]:.0f}" for title in TITLES),
-                f"{found[ADAPTIVE] / best:.2f}×",
-            )
-        )
+        rows.append((concurrency, *(f"{found[title]:.0f}" for title in TITLES), of_the_best(of)))
     means = {
         title: statistics.geometric_mean(speeds(of)[title] for of in result.values())
         for title in TITLES
