@@ -163,6 +163,8 @@ def enter(config: EngineConfig, placement: Placement) -> World | None:
         return World(placement)
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
+    elif placement.quota is not None:
+        torch.set_num_threads(min(placement.quota, torch.get_num_threads()))
     return None
 
 

@@ -8,27 +8,16 @@ from pathlib import Path
 
 import psutil
 
-GROUPS = Path("/sys/fs/cgroup")
-OWN = Path("/proc/self/cgroup")
+from tandem.control_groups import GROUPS, OWN, folders
+
 # Limit and use of a control group: version 2's, and 1's, which has them in a tree of their own.
 FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 
 
 def free_memory(groups: Path = GROUPS, own: Path = OWN) -> int:
     """Bytes. Pages of files that a container's group holds count as free: they give way."""
-    return max(0, min([psutil.virtual_memory().available, *_left(groups, own)]))
-
-
-def _left(groups: Path, own: Path) -> Iterator[int]:
-    """What each of the process's groups, and those around them, leaves."""
-    with suppress(OSError):
-        for line in own.read_text(encoding="utf-8").splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers in ("", "memory"):
-                inner = groups / controllers / path.strip("/")
-                for folder in (inner, *inner.parents):
-                    if folder.is_relative_to(groups):
-                        yield from _left_by(folder)
+    left = [free for folder in folders("memory", groups, own) for free in _left_by(folder)]
+    return max(0, min([psutil.virtual_memory().available, *left]))
 
 
 def _left_by(folder: Path) -> Iterator[int]:

@@ -8,6 +8,7 @@ from typing import Final
 
 import psutil
 
+from tandem.control_groups import cpu_quota
 from tandem.doctor.finding import Finding, failure, ok, warning
 from tandem.free_memory import free_memory
 from tandem.serving import ServingError
@@ -30,10 +31,18 @@ def examine_machine() -> Iterator[Finding]:
 def _processor() -> Finding:
     from tandem.models.layers import computes_in
 
-    cores = len(os.sched_getaffinity(0))
+    cores = _cores()
     if computes_in("bfloat16"):
-        return ok("cpu", f"{cores} cores that compute in bfloat16")
-    return ok("cpu", f"{cores} cores without bfloat16: it computes in float32")
+        return ok("cpu", f"{cores} that compute in bfloat16")
+    return ok("cpu", f"{cores} without bfloat16: it computes in float32")
+
+
+def _cores() -> str:
+    """How many, and how many of them a container's quota leaves."""
+    count, quota = len(os.sched_getaffinity(0)), cpu_quota()
+    if quota is None or quota >= count:
+        return f"{count} cores"
+    return f"{count} cores (a quota leaves {quota}, the default of num_threads)"
 
 
 def _kernels() -> Finding:

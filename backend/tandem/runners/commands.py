@@ -16,11 +16,10 @@ Role = Literal["target", "draft"]
 
 
 class Join(NamedTuple):
-    """Become a rank: pin to cores, meet the others at the files in a folder."""
+    """Become a rank: pin to its cores, meet the others at the files in a folder."""
 
     placement: Placement
     rank: int
-    cores: tuple[int, ...]
     folder: Path
 
 

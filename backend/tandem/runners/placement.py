@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from tandem.config import EngineConfig
+from tandem.control_groups import cpu_quota
 from tandem.errors import ConfigError
 
 
@@ -25,6 +26,8 @@ class Placement(NamedTuple):
     """Of each rank."""
     cores: tuple[int, ...]
     """CPU cores that the ranks share."""
+    quota: int | None = None
+    """Of them, how many may be kept busy at the same time; None: all."""
 
     def ranks(self, role: str) -> tuple[int, ...]:
         """Of the target or the draft."""
@@ -52,6 +55,12 @@ class Placement(NamedTuple):
             return (self.cores[rank % count],)
         return self.cores[rank * count // world : (rank + 1) * count // world]
 
+    def threads_of(self, rank: int) -> int:
+        """CPU threads that a rank computes with. By a quota they are fewer than its cores, all of
+        which they may use nevertheless: others on this machine would be kept to the same ones."""
+        most = len(self.cores_of(rank))
+        return most if self.quota is None else min(most, max(1, self.quota // self.world_size))
+
 
 def place(config: EngineConfig) -> Placement:
     """Raises `ConfigError` where devices are missing."""
@@ -59,21 +68,22 @@ def place(config: EngineConfig) -> Placement:
     devices = choose_devices("devices", config.devices, t)
     target = tuple(range(t))
     cores = tuple(sorted(os.sched_getaffinity(0))[: config.num_threads])
+    quota = cpu_quota() if config.num_threads is None else None
     if config.method != "draft_model":
-        return Placement(target, (), devices, cores)
+        return Placement(target, (), devices, cores, quota)
     if config.draft_devices is not None:
         own = choose_devices("draft_devices", config.draft_devices, d)
         if len({device.type for device in devices + own}) > 1:
             raise ConfigError(
                 "devices and draft_devices differ in kind: use CPUs or GPUs for both."
             )
-        return Placement(target, tuple(range(t, t + d)), devices + own, cores)
+        return Placement(target, tuple(range(t, t + d)), devices + own, cores, quota)
     if d > t:
         raise ConfigError(
             f"draft_tensor_parallel_size is {d} but tensor_parallel_size is {t}: make it no "
             "larger, or give the draft devices of its own with draft_devices."
         )
-    return Placement(target, target[:d], devices, cores)
+    return Placement(target, target[:d], devices, cores, quota)
 
 
 def choose_devices(key: str, names: str, count: int) -> tuple[torch.device, ...]:

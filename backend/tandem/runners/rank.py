@@ -83,7 +83,7 @@ def group_file(folder: Path, ranks: tuple[int, ...]) -> Path:
     return folder / "-".join(map(str, ranks))
 
 
-def pin(cores: tuple[int, ...]) -> None:
-    """Keeps this thread, and those it starts, on `cores`."""
-    os.sched_setaffinity(0, cores)
-    torch.set_num_threads(len(cores))
+def pin(placement: Placement, rank: int) -> None:
+    """Keeps this thread, and those it starts, on a rank's cores."""
+    os.sched_setaffinity(0, placement.cores_of(rank))
+    torch.set_num_threads(placement.threads_of(rank))

@@ -73,7 +73,7 @@ class _Worker:
     def _prepare(self, command: Join | Load | Allocate) -> Done | Failed:
         try:
             if isinstance(command, Join):
-                pin(command.cores)
+                pin(command.placement, command.rank)
                 self.rank = Rank(command.placement, command.rank, command.folder, lambda: False)
             elif isinstance(command, Load):
                 self.runners[command.role] = self.rank.load(*command)

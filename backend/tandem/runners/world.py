@@ -93,13 +93,12 @@ class World:
 
     def _join(self, folder: Path) -> Rank:
         """Meets the others at files in `folder`, which is not needed afterwards."""
-        cores = [self.placement.cores_of(rank) for rank in range(self.placement.world_size)]
         for ranks in self.placement.groups():
             with group_file(folder, ranks).open("wb") as file:
                 file.truncate(group_file_bytes(len(ranks)))
         for rank, other in self._others.items():
-            other.commands.send(Join(self.placement, rank, cores[rank], folder))
-        pin(cores[0])
+            other.commands.send(Join(self.placement, rank, folder))
+        pin(self.placement, 0)
         own = Rank(self.placement, 0, folder, self._lost.is_set)
         self.wait_done(self._others)
         return own

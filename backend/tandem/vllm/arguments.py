@@ -7,6 +7,7 @@ import secrets
 from typing import Any
 
 from tandem.config import EngineConfig
+from tandem.control_groups import cpu_quota
 from tandem.errors import ConfigError
 from tandem.kv_cache import cpu_kv_memory
 from tandem.models.layers import computes_in
@@ -120,7 +121,7 @@ def environment(config: EngineConfig, on_cpu: bool) -> dict[str, str]:
 
 def _cores(config: EngineConfig) -> list[str]:
     """The CPU cores of each rank."""
-    cores = tuple(sorted(os.sched_getaffinity(0))[: config.num_threads])
+    cores = tuple(sorted(os.sched_getaffinity(0))[: config.num_threads or cpu_quota()])
     t = config.tensor_parallel_size
     placement = Placement(tuple(range(t)), (), (None,) * t, cores)  # type: ignore[arg-type]
     return [",".join(map(str, placement.cores_of(rank))) for rank in range(t)]
