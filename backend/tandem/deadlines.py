@@ -5,10 +5,10 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from tandem.messages import Submit
-from tandem.output import Streams
+from tandem.errors import RequestTimeoutError
+from tandem.messages import Refused, Submit
 
 FEW = 1024
 
@@ -34,9 +34,23 @@ class Deadline(NamedTuple):
             "fewer tokens."
         )
 
+    def refusal(self) -> Refused:
+        """What the request is answered."""
+        return Refused(self.request_id, RequestTimeoutError.__name__, str(self))
+
+
+class Here(Protocol):
+    """The requests of one place, by id."""
+
+    def __contains__(self, request_id: object, /) -> bool: ...
+
+    def waits(self, request_id: str) -> bool:
+        """Whether a request is here and has not been begun."""
+        ...
+
 
 class Deadlines:
-    """Of the requests in an engine."""
+    """Of the requests in one place."""
 
     def __init__(self, queue_timeout: float | None) -> None:
         self._queue_timeout = queue_timeout
@@ -50,20 +64,24 @@ class Deadlines:
                 deadline = Deadline(asked.arrival + seconds, asked.request_id, seconds, queued)
                 heapq.heappush(self._heap, deadline)
 
-    def over(self, streams: Streams) -> Iterator[Deadline]:
+    def pause(self) -> float | None:
+        """Seconds until the next one is over; None: there is none."""
+        return max(0.0, self._heap[0].at - time.monotonic()) if self._heap else None
+
+    def over(self, here: Here) -> Iterator[Deadline]:
         """Those that are over now, of requests that are here."""
         if len(self._heap) > self._most:
-            self._forget(streams)
+            self._forget(here)
         now = time.monotonic()
         while self._heap and self._heap[0].at <= now:
             deadline = heapq.heappop(self._heap)
             name = deadline.request_id
-            holds = streams.waits(name) if deadline.queued else name in streams
+            holds = here.waits(name) if deadline.queued else name in here
             if holds:
                 yield deadline
 
-    def _forget(self, streams: Streams) -> None:
+    def _forget(self, here: Here) -> None:
         """Drops those of requests that have ended, once in a while."""
-        self._heap = [one for one in self._heap if one.request_id in streams]
+        self._heap = [one for one in self._heap if one.request_id in here]
         heapq.heapify(self._heap)
         self._most = max(FEW, 2 * len(self._heap))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import queue
 import threading
@@ -9,10 +10,15 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import NamedTuple, Protocol
 
+from tandem.deadlines import Deadlines
 from tandem.errors import TandemError
 from tandem.limits import Limits
-from tandem.messages import Abort, Submit
+from tandem.messages import Abort, Refused, Submit
+from tandem.request import Prompt
 from tandem.tokenizer import Tokenizer
+
+NOTICED = 4096
+"""Characters that take long enough to be tokenized, some milliseconds, for others to be let by."""
 
 
 class Dropped(NamedTuple):
@@ -21,7 +27,7 @@ class Dropped(NamedTuple):
     request_id: str
 
 
-Inbox = queue.SimpleQueue[Submit | Abort | Dropped]
+Inbox = queue.SimpleQueue[Submit | Abort | Dropped | Refused]
 
 
 class Reader(Protocol):
@@ -35,19 +41,30 @@ class Reader(Protocol):
         ...
 
 
+class _Unread(set[str]):
+    """Requests whose prompts are still to be tokenized."""
+
+    def waits(self, request_id: str) -> bool:
+        """All that are here do."""
+        return request_id in self
+
+
 class Intake:
     """One thread receives, so that the other side never waits to send, and one tokenizes, so that
-    long prompts do not hold up the engine. Who takes a request back does not wait for either."""
+    long prompts do not hold up the engine. Who takes a request back does not wait for either, nor
+    does one whose time is over. Of the prompts that wait, long ones let others by."""
 
-    def __init__(self, connection: Connection, engine: Reader) -> None:
+    def __init__(self, connection: Connection, engine: Reader, queue_timeout: float | None) -> None:
         """When the connection closes, the process ends at once."""
         self.inbox: Inbox = queue.SimpleQueue()
         """For the engine."""
         self._connection = connection
         self._engine = engine
-        self._submitted = queue.SimpleQueue[Submit]()
-        self._waiting: set[str] = set()
-        """Requests whose prompts are still to be tokenized, under ..."""
+        self._submitted = queue.PriorityQueue[tuple[int, int, int, Submit]]()
+        self._places = itertools.count()
+        self._deadlines = Deadlines(queue_timeout)
+        self._waiting = _Unread()
+        """Changed under ..."""
         self._lock = threading.Lock()
         for run in (self._receive, self._tokenize):
             threading.Thread(target=run, daemon=True).start()
@@ -55,16 +72,23 @@ class Intake:
     def _receive(self) -> None:
         while True:
             try:
-                message = self._connection.recv()
+                come = self._connection.poll(self._deadlines.pause())
+                message = self._connection.recv() if come else None
             except (EOFError, OSError):
                 os._exit(0)
-            self._take(message)
+            if message is not None:
+                self._take(message)
+            for deadline in self._deadlines.over(self._waiting):
+                if self._left(deadline.request_id):
+                    self._pass_on(deadline.refusal())
 
     def _take(self, message: Submit | Abort) -> None:
         if isinstance(message, Submit):
             with self._lock:
                 self._waiting.add(message.request_id)
-            self._submitted.put(message)
+            self._deadlines.add(message)
+            rank = message.params.priority, _length(message.prompt), next(self._places)
+            self._submitted.put((*rank, message))
         elif self._left(message.request_id):
             self._pass_on(Dropped(message.request_id))
         else:
@@ -79,7 +103,8 @@ class Intake:
 
     def _tokenize(self) -> None:
         while True:
-            self._prepare(self._submitted.get())
+            *_, submit = self._submitted.get()
+            self._prepare(submit)
 
     def _prepare(self, submit: Submit) -> None:
         with self._lock:
@@ -93,6 +118,11 @@ class Intake:
                 self._waiting.discard(submit.request_id)
                 self._pass_on(submit)
 
-    def _pass_on(self, message: Submit | Abort | Dropped) -> None:
+    def _pass_on(self, message: Submit | Abort | Dropped | Refused) -> None:
         self.inbox.put(message)
         self._engine.wake()
+
+
+def _length(prompt: Prompt) -> int:
+    """How much there is to tokenize, roughly."""
+    return len(prompt) // NOTICED if isinstance(prompt, str) else 0

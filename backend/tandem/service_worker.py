@@ -21,7 +21,7 @@ import torch
 
 from tandem.config import EngineConfig
 from tandem.deadlines import Deadlines
-from tandem.errors import RequestTimeoutError, TandemError
+from tandem.errors import TandemError
 from tandem.intake import Dropped, Inbox, Intake, Reader
 from tandem.logs import log_as
 from tandem.messages import (
@@ -116,7 +116,7 @@ def main() -> None:
         connection.send(Failed(f"The engine cannot be built ({_named(error)}): {_NO_MEMORY}"))
         return
     gc.freeze()  # what is loaded stays: collections need not walk it
-    intake = Intake(connection, engine)
+    intake = Intake(connection, engine, start.config.queue_timeout)
     sender = _Sender(connection)
     engine.watch(sender.give_up)
     sender.send(Ready())
@@ -191,8 +191,7 @@ def _run(engine: ServedEngine, sender: _Sender, inbox: Inbox, deadlines: Deadlin
         for deadline in deadlines.over(engine.streams):
             if engine.abort(deadline.request_id) is not None:
                 outbox.drop(deadline.request_id)
-                kind = RequestTimeoutError.__name__
-                sender.send(Refused(deadline.request_id, kind, str(deadline)))
+                sender.send(deadline.refusal())
         if not engine.idle:
             outbox.put(engine.step())
 
@@ -204,9 +203,15 @@ def _named(error: Exception) -> str:
 
 
 def _handle(
-    message: Submit | Abort | Dropped, engine: ServedEngine, sender: _Sender, outbox: Outbox
+    message: Submit | Abort | Dropped | Refused,
+    engine: ServedEngine,
+    sender: _Sender,
+    outbox: Outbox,
 ) -> bool:
     """Whether the engine took it."""
+    if isinstance(message, Refused):
+        sender.send(message)
+        return False
     if not isinstance(message, Submit):
         output = _dropped(message, engine)
         if output is not None:

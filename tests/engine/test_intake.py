@@ -12,11 +12,13 @@ from types import SimpleNamespace
 import pytest
 
 from tandem.errors import InvalidRequestError
-from tandem.intake import Dropped, Intake
-from tandem.messages import Abort, Submit
+from tandem.intake import NOTICED, Dropped, Intake
+from tandem.messages import Abort, Refused, Submit
 from tandem.request import SamplingParams
 from tests.engine.sinks import WAIT_S
 
+QUEUE_TIMEOUT = 30.0
+HUGE = NOTICED * "huge"
 OPEN: list[Connection] = []
 """Connections that must not close: their end would end this process."""
 
@@ -48,11 +50,16 @@ def ends(tokenizer: SlowTokenizer) -> Iterator[tuple[Connection, Intake]]:
     limits = SimpleNamespace(max_model_len=8)
     engine = SimpleNamespace(tokenizer=tokenizer, limits=limits, wake=lambda: None)
     OPEN.append(ours)
-    yield ours, Intake(theirs, engine)
+    yield ours, Intake(theirs, engine, queue_timeout=QUEUE_TIMEOUT)
 
 
-def submit(name: str, prompt: str = "text") -> Submit:
-    return Submit(name, prompt, SamplingParams(), 0.0)
+def submit(name: str, prompt: str = "text", **params: float) -> Submit:
+    return Submit(name, prompt, SamplingParams(**params), time.monotonic())
+
+
+def names(intake: Intake, count: int) -> list[str]:
+    """Of the next requests that come to the engine."""
+    return [intake.inbox.get(timeout=WAIT_S).request_id for _ in range(count)]
 
 
 def until_read(tokenizer: SlowTokenizer, count: int) -> None:
@@ -70,6 +77,48 @@ def test_prompts_come_as_tokens_and_in_order(ends, tokenizer):
         ours.send(message)
     came = [intake.inbox.get(timeout=WAIT_S) for _ in range(3)]
     assert [(one.request_id, one.prompt) for one in came] == [("a", [3]), ("b", "bad"), ("c", [1])]
+
+
+def test_long_prompts_let_short_ones_by(ends, tokenizer):
+    ours, intake = ends
+    ours.send(submit("begun", HUGE))
+    until_read(tokenizer, 1)
+    for name, prompt in (("huge", HUGE), ("less", HUGE[1:]), ("long", "long"), ("ids", [1, 2])):
+        ours.send(submit(name, prompt))
+    ours.send(Abort("all are here"))
+    assert intake.inbox.get(timeout=WAIT_S) == Abort("all are here")
+    tokenizer.may.release(5)
+    assert names(intake, 5) == ["begun", "long", "ids", "less", "huge"]
+
+
+def test_the_more_important_come_first_however_long(ends, tokenizer):
+    ours, intake = ends
+    ours.send(submit("begun"))
+    until_read(tokenizer, 1)
+    ours.send(submit("short"))
+    ours.send(submit("urgent", HUGE, priority=-1))
+    ours.send(Abort("all are here"))
+    assert intake.inbox.get(timeout=WAIT_S) == Abort("all are here")
+    tokenizer.may.release(3)
+    assert names(intake, 3) == ["begun", "urgent", "short"]
+
+
+@pytest.mark.parametrize("place", ["first", "second"])
+@pytest.mark.parametrize("queued", [True, False])
+def test_time_runs_out_before_a_prompt_is_tokenized(ends, tokenizer, place, queued):
+    """Whether its prompt is just being read or still waits."""
+    ours, intake = ends
+    late = {"arrival": time.monotonic() - QUEUE_TIMEOUT} if queued else {}
+    for name in ("first", "second"):
+        one = submit(name, timeout=0.2 if name == place and not queued else 1000)
+        ours.send(one._replace(**late) if name == place else one)
+    refused = intake.inbox.get(timeout=WAIT_S)
+    assert isinstance(refused, Refused)
+    assert (refused.request_id, refused.kind) == (place, "RequestTimeoutError")
+    assert ("queue_timeout" in refused.reason) == queued
+    ours.send(submit("last"))
+    tokenizer.may.release(3)
+    assert names(intake, 2) == [name for name in ("first", "second", "last") if name != place]
 
 
 def test_an_abort_of_one_that_runs_does_not_wait_for_prompts(ends, tokenizer):

@@ -293,6 +293,17 @@ def test_a_request_behind_a_long_prompt_is_aborted_at_once(shared):
     assert behind.calls_after_the_end == 0
 
 
+def test_a_request_behind_a_long_prompt_ends_with_its_timeout(shared):
+    """Neither is tokenized yet."""
+    long = submit(shared, "t1 " * 3_000_000)
+    behind = submit(shared, "t2", LONG.model_copy(update={"timeout": 0.01}))
+    (error,) = behind.wait().errors
+    assert isinstance(error, RequestTimeoutError)
+    assert not long.over.is_set()
+    assert len(long.wait().errors) == 1
+    assert behind.calls_after_the_end == 0
+
+
 def test_aborting_what_is_over_or_unknown_changes_nothing(shared):
     answer = submit(shared, "t1").wait()
     shared.abort(answer.id)
