@@ -1,5 +1,7 @@
 """Where speculation stops paying, and what is recommended for it."""
 
+from pathlib import Path
+
 import pytest
 
 from tandem.config import EngineConfig
@@ -15,6 +17,12 @@ from tools.load_profiles.advice import (
 from tools.load_profiles.points import Point, failed
 from tools.load_profiles.profile import Load
 from tools.load_profiles.report import verdict
+from tools.load_profiles.target import Drafting
+
+METHOD = {"speculative_method": "draft_model"}
+CHAIN = Drafting("draft_model", 4, False, True, METHOD)
+TREE = Drafting("draft_model", 12, True, True, METHOD | {"speculative_tree": "4"})
+PLAIN = Drafting("none", 0, False, True, {})
 
 
 def point(clients, length, *speeds, rate=0.6, preemptions=0):
@@ -22,6 +30,7 @@ def point(clients, length, *speeds, rate=0.6, preemptions=0):
         Load("concurrency", clients),
         length,
         list(speeds),
+        [0.5] * len(speeds),
         {50: 0.1},
         {50: 0.01},
         {50: 0.5},
@@ -41,8 +50,21 @@ def sweep(**of_lengths):
     ]
 
 
-def lines(points, output_tokens=50, wait=5):
-    return {line.key: line.value for line in recommend(points, output_tokens, wait)}
+def at_rates(**of_lengths):
+    """`plain=[…], d4=[…]`: seconds of a request at 1, 2, 4, … requests a second; all of them with
+    the same tokens/s."""
+    return [
+        one._replace(
+            load=Load("request_rate", one.load.value),
+            request_s=one.tokens_per_second,
+            tokens_per_second=[100] * len(one.tokens_per_second),
+        )
+        for one in sweep(**of_lengths)
+    ]
+
+
+def lines(points, output_tokens=50, wait=5, how=CHAIN):
+    return {line.key: line.value for line in recommend(points, how, output_tokens, wait)}
 
 
 def test_a_gain_is_of_repeats_that_follow_each_other():
@@ -60,15 +82,15 @@ def test_where_nothing_was_drafted_a_difference_is_noise():
     points = sweep(plain=[100, 200, 300], d4=[150, 190, 330])
     points[4:] = [point._replace(drafted=1, accepted=0) for point in points[4:]]
     assert gains(points, 4) == {1: 1.5, 2: 1.0, 4: 1.0}
-    assert "Next to nothing was drafted with 2, 4" in verdict(points, 4)
-    assert "stops paying at about **1.9 clients" in verdict(points, 4)
+    assert "Next to nothing was drafted with 2, 4" in verdict(points, CHAIN, 4)
+    assert "stops paying at about **1.9 clients" in verdict(points, CHAIN, 4)
 
 
 def test_drafts_that_are_always_wrong_are_drafts():
     points = sweep(plain=[100], d4=[70])
     points[1] = points[1]._replace(drafted=800, accepted=0)
     assert gains(points, 4) == {1: 0.7}
-    assert "nothing was drafted" not in verdict(points, 4)
+    assert "nothing was drafted" not in verdict(points, CHAIN, 4)
 
 
 def test_only_what_was_served_is_compared():
@@ -102,7 +124,7 @@ def test_the_best_length_pays_and_is_best_on_the_whole():
 
 def test_lines_where_speculation_stops_paying():
     found = lines(sweep(plain=[100, 180, 300, 400], d4=[200, 300, 310, 300]))
-    assert found == {
+    assert found == METHOD | {
         "num_speculative_tokens": "4",
         "speculative_disable_by_batch_size": "5",
         "max_num_seqs": "2",  # 300 tokens/s are nearly 310
@@ -112,7 +134,7 @@ def test_lines_where_speculation_stops_paying():
 
 def test_lines_where_it_always_pays():
     found = lines(sweep(plain=[100, 180, 300], d4=[200, 300, 500]), wait=2)
-    assert found == {"num_speculative_tokens": "4", "max_queue_size": "20"}
+    assert found == METHOD | {"num_speculative_tokens": "4", "max_queue_size": "20"}
 
 
 def test_lines_where_it_never_pays():
@@ -124,32 +146,96 @@ def test_a_queue_always_has_a_place():
     assert lines(sweep(plain=[1], d4=[2]), output_tokens=500)["max_queue_size"] == "1"
 
 
-def test_without_concurrencies_nothing_is_recommended():
-    at_rates = [one._replace(load=Load("request_rate", 2)) for one in sweep(plain=[9], d4=[9])]
-    assert recommend(at_rates, 50, 5) == []
+def test_where_nothing_was_served_nothing_is_recommended():
     nothing = [failed(Load("concurrency", 1), length, "No.") for length in (0, 4)]
-    assert recommend(nothing, 50, 5) == []
-    (said,) = remarks(nothing)
+    assert recommend(nothing, CHAIN, 50, 5) == []
+    (said,) = remarks(nothing, CHAIN)
     assert said.startswith("The server drafted nothing")
+    drafts_alone = [failed(Load("concurrency", 1), 0, "No."), point(1, 4, 100)]
+    assert recommend(drafts_alone, CHAIN, 50, 5) == []
 
 
+def test_at_a_rate_a_gain_is_how_much_sooner_requests_end():
+    points = at_rates(plain=[0.4, 0.6], d4=[0.2, 0.6])
+    points[2] = points[2]._replace(request_s=[0.2, 0.32], tokens_per_second=[100, 100])
+    points[0] = points[0]._replace(request_s=[0.4, 0.4], tokens_per_second=[100, 100])
+    assert gains(points, 4, "request_rate") == {1: 0.4 / 0.32, 2: 1.0}
+    assert gains(points, 4) == {}
+
+
+def test_repeats_of_a_rate_differ_in_how_soon_requests_end():
+    (plain,) = at_rates(plain=[0.4])
+    assert most_apart(plain._replace(request_s=[0.4, 0.6])) == pytest.approx(0.5)
+    assert most_apart(plain._replace(tokens_per_second=[90, 120])) == 0
+
+
+def test_rates_alone_say_whether_and_how_far_to_draft():
+    points = at_rates(plain=[0.4, 0.6], d2=[0.3, 0.5], d4=[0.2, 0.7])
+    found = recommend(points, CHAIN, 50, 5)
+    assert [(line.key, line.value) for line in found] == [
+        ("speculative_method", "draft_model"),
+        ("num_speculative_tokens", "4"),
+    ]
+    assert found[-1].why == "requests end 2.00 times as soon with 1 requests/s"
+    assert lines(at_rates(plain=[0.4], d4=[0.5])) == {"speculative_method": "none"}
+
+
+def test_rates_count_beside_clients():
+    clients = sweep(plain=[100, 200], d2=[120, 240], d4=[130, 250])
+    assert best_length(clients) == 4
+    points = [*clients, *at_rates(plain=[0.4, 0.6], d2=[0.3, 0.5], d4=[0.4, 0.8])]
+    assert best_length(points) == 2
+    never_at_once = [*sweep(plain=[100], d4=[100]), *at_rates(plain=[0.4], d4=[0.2])]
+    found = lines(never_at_once)
+    assert found["num_speculative_tokens"] == "4"
+    assert "speculative_disable_by_batch_size" not in found
+
+
+def test_a_verdict_of_rates():
+    said = verdict(at_rates(plain=[0.4, 0.6], d4=[0.2, 0.6]), CHAIN, 4)
+    assert said.startswith("It stops paying at about **2.0 requests/s**")
+    assert said.endswith("drafted, in the least favourable repeat: 2.00 with 1, 1.00 with 2.")
+
+
+def test_a_model_that_does_not_speculate_gets_no_line_about_it():
+    found = lines(sweep(plain=[100, 180, 182]), how=PLAIN)
+    assert found == {"max_num_seqs": "2", "max_queue_size": "18"}
+    assert remarks(sweep(plain=[100]), PLAIN) == []
+    assert verdict(sweep(plain=[100]), PLAIN, 0).startswith("Nothing is compared")
+
+
+@pytest.mark.parametrize("how", [CHAIN, TREE])
 @pytest.mark.parametrize("speeds", [[80, 90, 60], [200, 300, 310], [200, 150, 80]])
-def test_the_engine_takes_what_is_recommended(tmp_path, speeds):
-    found = lines(sweep(plain=[100, 180, 182], d4=speeds))
-    EngineConfig(model=tmp_path, draft_model=tmp_path, **found)
+def test_the_engine_takes_what_is_recommended(speeds, how):
+    found = lines(sweep(plain=[100, 180, 182], **{f"d{how.most}": speeds}), how=how)
+    own = {"model": "a", "draft_model": "b", **how.parameters}
+    taken = EngineConfig.from_triton_parameters(own | found, Path("/"))
+    assert taken.lookahead == (how.most if max(speeds) > 100 else 0)
+
+
+def test_the_lines_are_those_of_what_was_measured():
+    found = lines(sweep(plain=[100], d12=[150]), how=TREE)
+    assert {key: found[key] for key in TREE.parameters} == TREE.parameters
+    assert found["num_speculative_tokens"] == "12"
 
 
 def test_remarks():
     quiet = sweep(plain=[100], d4=[150])
-    assert remarks(quiet) == []
-    assert "90% of the drafted tokens" in remarks([point(1, 0, 9), point(1, 4, 18, rate=0.9)])[0]
-    assert "Only 20%" in remarks([point(1, 0, 9), point(1, 4, 18, rate=0.2)])[0]
-    assert "preempted" in remarks([*quiet, point(2, 4, 9, preemptions=1)])[0]
+    assert remarks(quiet, CHAIN) == []
+    of_good, of_bad = ([point(1, 0, 9), point(1, 4, 18, rate=rate)] for rate in (0.9, 0.2))
+    assert "90% of the drafted tokens" in remarks(of_good, CHAIN)[0]
+    assert "Only 20%" in remarks(of_bad, CHAIN)[0]
+    assert "preempted" in remarks([*quiet, point(2, 4, 9, preemptions=1)], CHAIN)[0]
     noisy = [point(1, 0, 100, 130), point(1, 4, 150, 150)]
     assert most_apart(noisy[0]) == pytest.approx(0.3)
-    assert "differ by up to 30%" in remarks(noisy)[0]
+    assert "differ by up to 30%" in remarks(noisy, CHAIN)[0]
 
 
 def test_a_longer_draft_is_suggested_only_behind_the_longest():
     points = [point(1, 0, 9), point(1, 2, 20, rate=0.9), point(1, 4, 18, rate=0.9)]
-    assert remarks(points) == []
+    assert remarks(points, CHAIN) == []
+
+
+def test_of_a_trees_nodes_most_cannot_be_accepted():
+    for rate in (0.1, 0.9):
+        assert remarks([point(1, 0, 9), point(1, 12, 18, rate=rate)], TREE) == []

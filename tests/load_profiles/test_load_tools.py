@@ -8,7 +8,7 @@ import yaml
 from tandem.serving import Endpoints
 from tools.load_profiles import peers
 from tools.load_profiles.profile import FOLDER, ProfileError, load_profile
-from tools.load_profiles.sweep import Target
+from tools.load_profiles.target import Drafting, Target
 
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
@@ -54,8 +54,9 @@ def exported(triton_server, name, tmp_path, monkeypatch):
 @pytest.mark.triton
 @pytest.mark.load_tools
 @pytest.mark.timeout(600)
-def test_genai_perf(exported):
-    assert len(exported("genai-perf", "**/*_genai_perf.json")) == 2  # plain and speculative
+def test_genai_perf(exported, name):
+    found = exported("genai-perf", "num_draft_tokens_*/**/*_genai_perf.json")
+    assert len(found) == len(load_profile(name).lengths(4))
 
 
 @pytest.mark.triton
@@ -63,9 +64,45 @@ def test_genai_perf(exported):
 @pytest.mark.timeout(600)
 def test_aiperf(exported, name):
     found = exported("aiperf", "sweep/num_draft_tokens_*/profile_export_aiperf.json")
-    assert len(found) == len(load_profile(name).draft_tokens)
+    assert len(found) == len(load_profile(name).lengths(4))
     for one in found:
         assert one["request_count"]["avg"] == 4 and one["request_error_rate"]["avg"] == 0
+
+
+@pytest.fixture
+def given(tmp_path, monkeypatch):
+    """What a tool is given for profile `code` on a model that drafts up to 8 tokens, by file."""
+
+    def run(tool):
+        configs = {}
+        monkeypatch.setattr(peers, "_run", lambda _, config, path: configs.update({path: config}))
+        monkeypatch.setattr(
+            peers, "drafting", lambda target: Drafting("suffix", 8, False, True, {})
+        )
+        monkeypatch.setattr(peers, "ENVIRONMENT", tmp_path)
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin" / tool).touch()
+        peers.run(tool, "code", Target("tandem", Endpoints("h:1", "h:2", "h:3")), tmp_path / "out")
+        return configs
+
+    return run
+
+
+def test_each_draft_length_is_a_run_of_genai_perf(given):
+    configs = given("genai-perf")
+    names = [path.stem for path in configs]
+    assert names == [f"num_draft_tokens_{length}" for length in (0, 2, 8)]
+    inputs = [config["input"] for config in configs.values()]
+    assert [one["extra"].pop("num_draft_tokens") for one in inputs] == [0, 2, 8]
+    assert inputs[0] == inputs[1] == inputs[2] and "sampling_parameters" in inputs[0]["extra"]
+
+
+def test_the_draft_lengths_are_in_the_grid_of_aiperf(given):
+    (config,) = given("aiperf").values()
+    swept = config["sweep"]["parameters"]
+    assert swept["endpoint.extra.num_draft_tokens"] == [0, 2, 8]
+    assert swept["phases.profiling.concurrency"] == [1, 2, 4, 8, 16]
+    assert "num_draft_tokens" in config["benchmark"]["endpoint"]["extra"]  # what the grid varies
 
 
 def test_what_is_missing_is_named(tmp_path, monkeypatch):

@@ -69,6 +69,7 @@ def test_a_point_over_two_repeats():
     point = measured(LOAD, 4, repeats, 1, (50,), 2)
     assert point.tokens_per_second == [5 / 2, 5 / 5]
     assert point.speed == 1.75
+    assert point.request_s == [2.5, 5.0]
     assert point.ttft == {50: 2.5}
     assert point.itl == {50: 0.5}  # of 0.25 and 0.5, four each, and of 0.5, two each
     assert point.request == {50: 4.0}

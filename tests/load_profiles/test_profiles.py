@@ -25,6 +25,10 @@ def write(folder, **values):
     return str(path)
 
 
+def of_tool(tool, name):
+    return yaml.safe_load((FOLDER / tool / f"{name}.yaml").read_text())
+
+
 def refusal(path):
     with pytest.raises(ProfileError) as caught:
         load_profile(path)
@@ -50,19 +54,51 @@ def test_the_other_tools_files_say_the_same(name):
     profile = load_profile(name)
     sampling = profile.sampling | {"ignore_eos": True}
     sampling["max_tokens"] = sum(profile.output_tokens) // 2
-    genai = yaml.safe_load((FOLDER / "genai-perf" / f"{name}.yaml").read_text())["input"]
+    genai = of_tool("genai-perf", name)["input"]
     assert ROOT / genai["file"] == profile.inputs
     assert json.loads(genai["extra"]["sampling_parameters"]) == sampling
     assert genai["output_tokens"]["mean"] == sampling["max_tokens"]
-    assert genai["extra"]["num_draft_tokens"] == profile.draft_tokens[-1]
     assert genai["num_dataset_entries"] == len(profile.prompts())
-    aiperf = yaml.safe_load((FOLDER / "aiperf" / f"{name}.yaml").read_text())
+    aiperf = of_tool("aiperf", name)
     body = aiperf["benchmark"]["endpoint"]["template"]["body"]
     sent = json.loads(body.replace("{{ text|tojson }}", '"a prompt"'))
     assert json.loads(sent["sampling_parameters"]) == sampling
     assert ROOT / aiperf["benchmark"]["dataset"]["path"] == profile.inputs
-    swept = aiperf["sweep"]["parameters"]
-    assert swept["endpoint.extra.num_draft_tokens"] == list(profile.draft_tokens)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_other_tools_loads_are_the_profiles(name):
+    """Of the one kind that they sweep: clients, or where they arrive in bursts, rates."""
+    profile = load_profile(name)
+    kind = "concurrency" if profile.burst == 1 else "request_rate"
+    loads = list(getattr(profile, kind))
+    genai, aiperf = of_tool("genai-perf", name), of_tool("aiperf", name)
+    ((swept, span),) = genai["analyze"].items()
+    powers = [2**power for power in range(10) if span["start"] <= 2**power <= span["stop"]]
+    assert swept == kind and powers == loads and "step" not in span
+    assert genai["perf_analyzer"]["stimulus"] == {kind: loads[0]}
+    phase = aiperf["benchmark"]["phases"][-1]
+    assert phase["type"] == ("concurrency" if profile.burst == 1 else "gamma")
+    key = "concurrency" if profile.burst == 1 else "rate"
+    assert aiperf["sweep"]["parameters"] == {f"phases.profiling.{key}": loads}
+    assert phase[key] == loads[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_draft_lengths_are_the_models(name):
+    """And the one profile's that compares others with it."""
+    assert load_profile(name).lengths(8) == ((0, 2, 8) if name == "code" else (0, 8))
+    for tool in ("genai-perf", "aiperf"):
+        assert "num_draft_tokens" not in json.dumps(of_tool(tool, name))
+
+
+def test_draft_lengths_of_a_profile(tmp_path):
+    profile = load_profile(write(tmp_path, draft_tokens=[2, 6]))
+    assert [profile.lengths(most) for most in (6, 12)] == [(0, 2, 6), (0, 2, 6, 12)]
+    assert profile.lengths(0) == (0,)  # what never drafts is measured as it is
+    said = r"drafts of 6 tokens but the model drafts at most 4: .*TOKENS=6.* draft_tokens\.$"
+    with pytest.raises(ProfileError, match=said):
+        profile.lengths(4)
 
 
 @pytest.mark.parametrize(
@@ -71,8 +107,8 @@ def test_the_other_tools_files_say_the_same(name):
         ({"colour": 1}, "Unknown profile key 'colour'"),
         ({"output_tokens": [16, 8]}, "must name the least first"),
         ({"output_tokens": [0, 8]}, "'output_tokens'"),
-        ({"draft_tokens": [4]}, "must begin with 0"),
-        ({"draft_tokens": [0]}, "must begin with 0"),
+        ({"draft_tokens": [0, 4]}, "'draft_tokens'"),
+        ({"draft_tokens": [4, 2]}, "must name each value once, the smallest first"),
         ({"concurrency": [4, 1]}, "must name each value once, the smallest first"),
         ({"concurrency": [], "request_rate": []}, "name some loads"),
         ({"sampling": {"max_tokens": 3}}, "must not name max_tokens"),

@@ -21,7 +21,8 @@ from tandem.serving.overrides import overridden
 from tandem.triton_http import OK, ask, model_path
 from tools.load_profiles import peers, report
 from tools.load_profiles.profile import ROOT, ProfileError, load_profile
-from tools.load_profiles.sweep import Sweep, Target
+from tools.load_profiles.sweep import Sweep
+from tools.load_profiles.target import Target, drafting
 
 OUT = ROOT / "build" / "profiles"
 LOCAL = ("127.0.0.1", "localhost")
@@ -62,12 +63,12 @@ def main(
 
 def measure(name: str, target: Target, folder: Path, console: Console) -> Path:
     """The sweep and its report, in place of what an earlier one left in `folder`."""
-    profile = load_profile(name)
+    profile, how = load_profile(name), drafting(target)
+    sweep = Sweep(profile, target, how, folder / "runs")
     found = machine()  # before the load, for it measures the memory's speed
     shutil.rmtree(folder, ignore_errors=True)
-    runs = folder / "runs"
-    points = Sweep(profile, target, runs).run(console)
-    return report.write(Path(name).stem, profile, points, found, folder)
+    points = sweep.run(console)
+    return report.write(Path(name).stem, profile, how, points, found, folder)
 
 
 @contextmanager

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tools.load_profiles.points import Point
-from tools.load_profiles.profile import Load
+from tools.load_profiles.profile import UNITS, Kind, Load
+from tools.load_profiles.target import Drafting
 
 PAYS = 1.03
 """Times plain decoding's tokens a second from which on speculation pays: less is noise."""
@@ -28,72 +29,104 @@ class Line(NamedTuple):
     why: str
 
 
-def gains(points: Sequence[Point], draft_tokens: int) -> dict[float, float]:
-    """By concurrency: tokens a second as a multiple of plain decoding's, in the least favourable
+def gains(
+    points: Sequence[Point], draft_tokens: int, kind: Kind = "concurrency"
+) -> dict[float, float]:
+    """By the loads of a kind: how many times as fast as plain decoding, in the least favourable
     repeat: one in which something else slowed plain decoding down must not recommend anything.
     Where next to nothing was drafted both are the same, and what differs is noise."""
     found: dict[float, dict[int, Point]] = {}
     for point in points:
-        if point.load.kind == "concurrency" and not point.failure:
+        if point.load.kind == kind and not point.failure:
             found.setdefault(point.load.value, {})[point.draft_tokens] = point
     return {
-        clients: _gain(of[draft_tokens], of[0]) if of[draft_tokens].speculates else 1.0
-        for clients, of in sorted(found.items())
+        value: _gain(of[draft_tokens], of[0]) if of[draft_tokens].speculates else 1.0
+        for value, of in sorted(found.items())
         if {0, draft_tokens} <= of.keys()
     }
 
 
 def _gain(ours: Point, plain: Point) -> float:
-    pairs = zip(ours.tokens_per_second, plain.tokens_per_second, strict=True)
-    return min(own / other for own, other in pairs)
+    """Clients that wait for their answers get more tokens a second. At a rate the tokens are as
+    many as are asked for, however they are decoded: there requests end sooner."""
+    if ours.load.kind == "request_rate":
+        pairs = zip(plain.request_s, ours.request_s, strict=True)
+    else:
+        pairs = zip(ours.tokens_per_second, plain.tokens_per_second, strict=True)
+    return min(one / other for one, other in pairs)
 
 
 def crossover(found: dict[float, float]) -> float | None:
-    """The concurrency from which on speculation no longer pays, on a logarithmic scale between two
-    that were measured. None: it pays up to the highest; the lowest: nowhere."""
-    clients = list(found)
-    paying = [place for place, each in enumerate(clients) if found[each] >= PAYS]
+    """The load from which on speculation no longer pays, on a logarithmic scale between two that
+    were measured. None: it pays up to the highest; the lowest: nowhere."""
+    loads = list(found)
+    paying = [place for place, each in enumerate(loads) if found[each] >= PAYS]
     if not paying:
-        return clients[0] if clients else None
-    if paying[-1] == len(clients) - 1:
+        return loads[0] if loads else None
+    if paying[-1] == len(loads) - 1:
         return None
-    last, first = clients[paying[-1]], clients[paying[-1] + 1]
+    last, first = loads[paying[-1]], loads[paying[-1] + 1]
     share = (found[last] - PAYS) / (found[last] - found[first])
     return float(last * (first / last) ** share)
 
 
 def best_length(points: Sequence[Point]) -> int:
-    """The draft length with the highest gain, as a mean over the concurrencies; 0: none pays."""
-    means = {}
-    for length in sorted({point.draft_tokens for point in points} - {0}):
-        of = gains(points, length)
-        if any(gain >= PAYS for gain in of.values()):
-            means[length] = statistics.geometric_mean(of.values())
+    """The draft length with the highest gain, as a mean over all loads; 0: none pays."""
+    of = _all_gains(points)
+    means = {k: statistics.geometric_mean(of[k]) for k in of if max(of[k]) >= PAYS}
     return max(means, key=means.__getitem__, default=0)
 
 
-def recommend(points: Sequence[Point], output_tokens: float, longest_wait_s: float) -> list[Line]:
-    """`output_tokens`: of an answer, on average. Without measured concurrencies: no line."""
-    served = [one for one in points if one.load.kind == "concurrency" and not one.failure]
-    if not served:
-        return []
+def _all_gains(points: Sequence[Point]) -> dict[int, list[float]]:
+    """By the draft length; of lengths that could be compared."""
+    found = {
+        length: [gain for kind in UNITS for gain in gains(points, length, kind).values()]
+        for length in sorted({point.draft_tokens for point in points} - {0})
+    }
+    return {length: of for length, of in found.items() if of}
+
+
+def recommend(
+    points: Sequence[Point], how: Drafting, output_tokens: float, longest_wait_s: float
+) -> list[Line]:
+    """`output_tokens`: of an answer, on average. How many requests at once are good, rates do not
+    say: without measured concurrencies there is no line of that."""
     length = best_length(points)
-    of_length = [one for one in served if one.draft_tokens == length]
-    return [*_speculation(points, length), *_admission(of_length, output_tokens, longest_wait_s)]
+    at_once = [
+        one
+        for one in points
+        if one.load.kind == "concurrency" and one.draft_tokens == length and not one.failure
+    ]
+    admission = _admission(at_once, output_tokens, longest_wait_s) if at_once else []
+    return [*_speculation(points, how, length), *admission]
 
 
-def _speculation(points: Sequence[Point], length: int) -> list[Line]:
+def _speculation(points: Sequence[Point], how: Drafting, length: int) -> list[Line]:
     if length == 0:
-        why = "no draft length that was measured is faster than plain decoding"
-        return [Line("speculative_method", "none", why)]
+        return _without(how) if _all_gains(points) else []
+    measured = [Line(*each, "as measured") for each in how.parameters.items()]
+    lines = [*measured, Line("num_speculative_tokens", str(length), _highest(points, length))]
     of = gains(points, length)
-    most = max(of, key=of.__getitem__)
-    why = f"{of[most]:.2f} times plain decoding with {Load('concurrency', most)}"
-    lines = [Line("num_speculative_tokens", str(length), why)]
-    if (stops := crossover(of)) is not None:
+    if (stops := crossover(of)) is not None and stops > 1:  # else rates alone say that it pays
         why = f"speculation stops paying at about {stops:.1f} requests at once"
         lines.append(Line("speculative_disable_by_batch_size", str(math.ceil(stops)), why))
     return lines
+
+
+def _without(how: Drafting) -> list[Line]:
+    why = "no draft length that was measured is faster than plain decoding"
+    lines = [Line("speculative_method", "none", why)]
+    return [*lines, Line("speculative_tree", "", "plain decoding has none")] if how.tree else lines
+
+
+def _highest(points: Sequence[Point], length: int) -> str:
+    """Its highest gain; with clients at once, if they were measured."""
+    if of := gains(points, length):
+        most = max(of, key=of.__getitem__)
+        return f"{of[most]:.2f} times plain decoding with {Load('concurrency', most)}"
+    of = gains(points, length, "request_rate")
+    most = max(of, key=of.__getitem__)
+    return f"requests end {of[most]:.2f} times as soon with {Load('request_rate', most)}"
 
 
 def _admission(served: Sequence[Point], output_tokens: float, longest_wait_s: float) -> list[Line]:
@@ -109,9 +142,9 @@ def _admission(served: Sequence[Point], output_tokens: float, longest_wait_s: fl
     return [*lines, Line("max_queue_size", str(waiting), why)]
 
 
-def remarks(points: Sequence[Point]) -> list[str]:
+def remarks(points: Sequence[Point], how: Drafting) -> list[str]:
     """What the lines cannot say."""
-    found = _of_drafts(points)
+    found = _of_drafts(points, how) if how.most else []
     spread = max((most_apart(point) for point in points if not point.failure), default=0.0)
     if spread > NOISY:
         found.append(
@@ -126,28 +159,31 @@ def remarks(points: Sequence[Point]) -> list[str]:
     return found
 
 
-def _of_drafts(points: Sequence[Point]) -> list[str]:
-    """How many of them are accepted, where that calls for something."""
-    length = best_length(points) or max(point.draft_tokens for point in points)
-    longest = max(point.draft_tokens for point in points)
+def _of_drafts(points: Sequence[Point], how: Drafting) -> list[str]:
+    """How many of them are accepted, where that calls for something. Of a tree's nodes most cannot
+    be, however good they are."""
+    length = best_length(points) or how.most
     of_length = [one for one in points if one.draft_tokens == length]
     drafted = sum(one.drafted for one in of_length)
     rate = sum(one.accepted for one in of_length) / max(1, drafted)
     if not drafted:
-        return ["The server drafted nothing: it has no speculative_method, or expected no gain."]
-    if rate > HIGH and length == longest:
+        return ["The server drafted nothing: it expected no gain, or may not draft."]
+    if how.tree:
+        return []
+    if rate > HIGH and length == how.most:
         return [
             f"{rate:.0%} of the drafted tokens are accepted: measure longer drafts too "
-            "(draft_tokens here, num_speculative_tokens of the server)."
+            "(a larger num_speculative_tokens, TOKENS of make profile)."
         ]
     if rate < LOW:
         return [
-            f"Only {rate:.0%} of the drafted tokens are accepted: measure shorter drafts, another "
-            "draft model or another method."
+            f"Only {rate:.0%} of the drafted tokens are accepted: measure shorter drafts "
+            "(draft_tokens of the profile), another draft model or another method."
         ]
     return []
 
 
 def most_apart(point: Point) -> float:
     """By how much the fastest repeat exceeds the slowest, as a share of it."""
-    return max(point.tokens_per_second) / min(point.tokens_per_second) - 1
+    of = point.request_s if point.load.kind == "request_rate" else point.tokens_per_second
+    return max(of) / min(of) - 1

@@ -12,24 +12,24 @@ import yaml
 
 from tandem.serving.model_config import read_model
 from tools.load_profiles.perf_analyzer import PROGRAM
-from tools.load_profiles.profile import FOLDER, ROOT, ProfileError
-from tools.load_profiles.sweep import Target
+from tools.load_profiles.profile import FOLDER, ROOT, ProfileError, load_profile
+from tools.load_profiles.target import Target, drafting
 
 ENVIRONMENT = ROOT / ".venv-profile"
 
 
 class _Place(NamedTuple):
     target: Target
+    lengths: tuple[int, ...]
+    """Of drafts, to compare."""
     tokenizer: Path
     folder: Path
 
 
 def _genai_perf(config: dict[str, Any], place: _Place) -> Iterator[tuple[str, dict[str, Any]]]:
-    """It sweeps one parameter only, so plain decoding is a run of its own."""
-    for name, length in (
-        ("plain", 0),
-        ("speculative", config["input"]["extra"]["num_draft_tokens"]),
-    ):
+    """It sweeps one parameter only, so each length of drafts is a run of its own."""
+    for length in place.lengths:
+        name = f"num_draft_tokens_{length}"
         yield (
             name,
             config
@@ -51,13 +51,16 @@ def _genai_perf(config: dict[str, Any], place: _Place) -> Iterator[tuple[str, di
 def _aiperf(config: dict[str, Any], place: _Place) -> Iterator[tuple[str, dict[str, Any]]]:
     model, endpoints = place.target
     url = f"http://{endpoints.http}/v2/models/{model}/generate_stream"
+    swept = config["sweep"]["parameters"] | {"endpoint.extra.num_draft_tokens": list(place.lengths)}
+    endpoint = {"url": url, "extra": {"num_draft_tokens": place.lengths[-1]}}
     benchmark = config["benchmark"] | {
         "model": model,
         "tokenizer": {"name": str(place.tokenizer)},
-        "endpoint": config["benchmark"]["endpoint"] | {"url": url},
+        "endpoint": config["benchmark"]["endpoint"] | endpoint,
         "artifacts": {"dir": str(place.folder / "sweep")},
     }
-    yield "sweep", config | {"benchmark": benchmark}
+    sweep = config["sweep"] | {"parameters": swept}
+    yield "sweep", config | {"sweep": sweep, "benchmark": benchmark}
 
 
 class _Tool(NamedTuple):
@@ -82,26 +85,27 @@ def run(name: str, profile: str, target: Target, out: Path) -> Path:
     path = FOLDER / name / f"{profile}.yaml"
     if not path.exists():
         raise ProfileError(f"{path} is missing: choose a profile that {name} has a file for.")
-    folder = out / profile / name
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    place = _Place(target, _tokenizer(target.model), folder)
-    config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    for title, filled in TOOLS[name].runs(config, place):
-        _run(name, filled, folder / f"{title}.yaml")
-    return folder
-
-
-def _run(name: str, config: dict[str, Any], path: Path) -> None:
-    """In the repository's folder, where the inputs' paths start; what it says is shown."""
-    path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     program = ENVIRONMENT / "bin" / name
     if not program.exists():
         raise ProfileError(f"{program} is missing: run tools/setup/load_tools.sh.")
-    command = [str(program), *TOOLS[name].arguments, str(path)]
+    lengths = load_profile(profile).lengths(drafting(target).most)
+    folder = out / profile / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    place = _Place(target, lengths, _tokenizer(target.model), folder)
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    for title, filled in TOOLS[name].runs(config, place):
+        _run(program, filled, folder / f"{title}.yaml")
+    return folder
+
+
+def _run(program: Path, config: dict[str, Any], path: Path) -> None:
+    """In the repository's folder, where the inputs' paths start; what it says is shown."""
+    path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    command = [str(program), *TOOLS[program.name].arguments, str(path)]
     code = subprocess.run(command, cwd=ROOT, check=False).returncode
     if code != 0:
-        raise ProfileError(f"{name} ended with exit code {code}: see what it said above.")
+        raise ProfileError(f"{program.name} ended with exit code {code}: see what it said above.")
 
 
 def _tokenizer(model: str) -> Path:

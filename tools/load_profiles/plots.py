@@ -12,24 +12,22 @@ from matplotlib.ticker import LogFormatter
 
 from benchmarks.figures import OTHERS, OURS, plt, powers_of_two, saved
 from tools.load_profiles.points import Percentiles, Point
+from tools.load_profiles.profile import UNITS
 
 COLOURS = (OURS, "#d98c3f", "#c0504d", "#c9b458")
 STYLES = ("-", "--", ":")
-AXES = {"concurrency": "clients", "request_rate": "requests/s"}
+Title = Callable[[int], str]
+"""Names what a draft length stands for."""
 
 
-def title(draft_tokens: int) -> str:
-    return f"{draft_tokens} drafted" if draft_tokens else "plain"
-
-
-def loads(points: Sequence[Point], crossing: float | None, path: Path) -> Path:
+def loads(points: Sequence[Point], crossing: float | None, title: Title, path: Path) -> Path:
     """Four panels against one kind of load; `crossing` is where speculation stops paying."""
     figure, panels = plt.subplots(2, 2, figsize=(10, 6.4), sharex=True)
     (speed, acceptance), (first, between) = panels
-    _lines(speed, points, lambda one: {0: one.speed})
+    _lines(speed, points, lambda one: {0: one.speed}, title)
     speed.set_title("tokens/s of all requests", loc="left")
     speed.set_ylim(bottom=0)
-    _lines(acceptance, points, lambda one: {0: _percent(one.acceptance_rate)}, plain=False)
+    _lines(acceptance, points, lambda one: {0: _percent(one.acceptance_rate)})
     acceptance.set_title("% of drafted tokens accepted", loc="left")
     acceptance.set_ylim(0, 100)
     _lines(first, points, lambda one: _milliseconds(one.ttft))
@@ -40,7 +38,7 @@ def loads(points: Sequence[Point], crossing: float | None, path: Path) -> Path:
     _logarithmic(between)
     for axis in panels.flat:
         powers_of_two(axis, sorted({one.load.value for one in points}))
-        axis.set_xlabel(AXES[points[0].load.kind])
+        axis.set_xlabel(UNITS[points[0].load.kind])
         axis.spines[["top", "right"]].set_visible(False)
     if crossing is not None:
         speed.axvline(crossing, color="#555555", lw=0.8, ls="--")
@@ -70,13 +68,13 @@ def _lines(
     axis: Any,
     points: Sequence[Point],
     values: Callable[[Point], dict[int, float]],
-    plain: bool = True,
+    title: Title = str,
 ) -> None:
-    """A colour for each draft length, a style for each percentile."""
+    """A colour for each draft length, a style for each percentile. title: for a legend."""
     lengths = sorted({one.draft_tokens for one in points})
     for length, colour in zip(lengths, (OTHERS, *COLOURS * len(lengths)), strict=False):
         of = [one for one in points if one.draft_tokens == length and not one.failure]
-        if not of or (length == 0 and not plain):
+        if not of:
             continue
         for style, each in zip(STYLES, values(of[0]), strict=False):
             drawn = [values(one)[each] for one in of]

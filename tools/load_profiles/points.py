@@ -26,6 +26,8 @@ class Point(NamedTuple):
     """Asked for; 0: plain decoding."""
     tokens_per_second: list[float]
     """Of each repeat."""
+    request_s: list[float]
+    """Of each repeat: seconds from sending a request to its last token, the median request."""
     ttft: Percentiles
     """Seconds from sending a request to its first token."""
     itl: Percentiles
@@ -85,9 +87,10 @@ def measured(
         load,
         draft_tokens,
         [throughput(repeat, ramp) for repeat in repeats],
+        [float(np.median([_whole(one) for one in repeat[ramp:]])) for repeat in repeats],
         _percentiles([one.arrivals[0] - one.sent for one in answers], percentiles),
         _percentiles([gap for one in answers for gap in token_gaps(one)], percentiles),
-        _percentiles([one.arrivals[-1] - one.sent for one in answers], percentiles),
+        _percentiles([_whole(one) for one in answers], percentiles),
         drafted,
         accepted,
         decoded,
@@ -96,7 +99,7 @@ def measured(
 
 
 def failed(load: Load, draft_tokens: int, why: str) -> Point:
-    return Point(load, draft_tokens, [], {}, {}, {}, 0, 0, 0, 0, why)
+    return Point(load, draft_tokens, [], [], {}, {}, {}, 0, 0, 0, 0, why)
 
 
 def throughput(answers: Sequence[Answer], ramp: int) -> float:
@@ -113,6 +116,10 @@ def throughput(answers: Sequence[Answer], ramp: int) -> float:
         if start < stamp <= end
     )
     return tokens / (end - start)
+
+
+def _whole(answer: Answer) -> float:
+    return answer.arrivals[-1] - answer.sent
 
 
 def token_gaps(answer: Answer) -> list[float]:

@@ -29,10 +29,14 @@ class ProfileError(TandemError):
     """A profile that cannot be read or used, or a measurement that failed."""
 
 
+Kind = Literal["concurrency", "request_rate"]
+UNITS: dict[Kind, str] = {"concurrency": "clients", "request_rate": "requests/s"}
+
+
 class Load(NamedTuple):
     """A point of a sweep."""
 
-    kind: Literal["concurrency", "request_rate"]
+    kind: Kind
     value: float
     """Clients that each wait for their answer, or requests that are sent a second."""
 
@@ -46,12 +50,6 @@ def _ascending(values: tuple[float, ...]) -> tuple[float, ...]:
     if list(values) != sorted(set(values)):
         raise ValueError("Input should name each value once, the smallest first")
     return values
-
-
-def _with_plain(lengths: tuple[int, ...]) -> tuple[int, ...]:
-    if lengths[:1] != (0,) or len(lengths) < 2:
-        raise ValueError("Input should begin with 0, plain decoding, and name a length besides")
-    return lengths
 
 
 def _not_of_the_profile(sampling: dict[str, Any]) -> dict[str, Any]:
@@ -75,11 +73,9 @@ class Profile(BaseModel):
     sampling: Annotated[dict[str, Any], AfterValidator(_not_of_the_profile)] = {}
     """Further sampling parameters of all requests."""
     draft_tokens: Annotated[
-        tuple[Annotated[int, Field(ge=0)], ...],
-        AfterValidator(_ascending),
-        AfterValidator(_with_plain),
-    ] = (0, 4)
-    """The requests' `num_draft_tokens`; more than the server's num_speculative_tokens are cut."""
+        tuple[Annotated[int, Field(ge=1)], ...], AfterValidator(_ascending)
+    ] = ()
+    """Further lengths of drafts to compare, beside plain decoding and the model's own."""
     concurrency: Annotated[tuple[Annotated[int, Field(ge=1)], ...], AfterValidator(_ascending)] = ()
     request_rate: Annotated[
         tuple[Annotated[float, Field(gt=0)], ...], AfterValidator(_ascending)
@@ -115,6 +111,19 @@ class Profile(BaseModel):
     def loads(self) -> list[Load]:
         clients = [Load("concurrency", value) for value in self.concurrency]
         return clients + [Load("request_rate", value) for value in self.request_rate]
+
+    def lengths(self, most: int) -> tuple[int, ...]:
+        """The requests' `num_draft_tokens` on a model that drafts at most `most` tokens: 0, which
+        is plain decoding, first and the model's own last. Raises `ProfileError` where the profile
+        names longer ones, which such a model would cut."""
+        named = self.draft_tokens if most else ()  # what never drafts is measured as it is
+        if longest := [length for length in named if length > most]:
+            raise ProfileError(
+                f"The profile names drafts of {longest[-1]} tokens but the model drafts at most "
+                f"{most}: raise its num_speculative_tokens (TOKENS={longest[-1]}), or shorten the "
+                "profile's draft_tokens."
+            )
+        return tuple(sorted({0, *named, most}))
 
     def ramp(self, load: Load) -> int:
         """Requests that are sent first and not counted: clients start all at once."""

@@ -12,86 +12,123 @@ from tandem.serving.overrides import entry
 from tools.load_profiles import plots
 from tools.load_profiles.advice import Line, best_length, crossover, gains, recommend, remarks
 from tools.load_profiles.points import Point
-from tools.load_profiles.profile import Profile
+from tools.load_profiles.profile import UNITS, Kind, Profile
+from tools.load_profiles.target import Drafting
 
-HOW = """Measured by perf_analyzer over gRPC streams, plain and speculative by turns on the same
+HOW = """{drafting}
+
+Measured by perf_analyzer over gRPC streams, plain and speculative by turns on the same
 server; a plain request is one with `num_draft_tokens` 0. Each point was measured {repeats} times:
 tokens/s is the median (and the range), percentiles are over the requests of all repeats. Tokens
 that arrive together share the time since the last ones. A client sends its next request when its
 answer has ended, and its first one is not counted; requests of a rate are sent whether or not
 others have ended ({arrivals})."""
-KINDS = {"concurrency": "By clients at once", "request_rate": "By request rate"}
+HEADINGS: dict[Kind, str] = {
+    "concurrency": "By clients at once",
+    "request_rate": "By request rate",
+}
+GAINS: dict[Kind, str] = {
+    "concurrency": "Tokens/s with {how}, as a multiple of plain decoding's",
+    "request_rate": "How many times as soon the median request ends with {how},",
+}
+RATES_ALONE = """Rates say whether and how far drafts pay. How many requests at once are good
+(`speculative_disable_by_batch_size`, `max_num_seqs`, `max_queue_size`) they do not: a server that
+keeps up with a rate does not show what it could do. Name a `concurrency` for these lines."""
 
 
 def write(
-    name: str, profile: Profile, points: Sequence[Point], machine: Mapping[str, Any], folder: Path
+    name: str,
+    profile: Profile,
+    how: Drafting,
+    points: Sequence[Point],
+    machine: Mapping[str, Any],
+    folder: Path,
 ) -> Path:
     """Writes report.md, its plots and points.json; the report's path."""
     (folder / "points.json").write_text(
         json.dumps([point._asdict() for point in points], indent=1) + "\n", encoding="utf-8"
     )
-    length = best_length(points) or max(profile.draft_tokens)
-    crossing = crossover(gains(points, length))
-    arrivals = profile.arrivals if profile.burst == 1 else f"bursts of {profile.burst}"
-    how = HOW.format(repeats=profile.repeats, arrivals=arrivals)
-    parts = [f"# Load profile: {name}", profile.description.strip(), machine_line(machine), how]
-    parts += ["## Where speculation stops paying", verdict(points, length)]
-    parts += ["## Recommended lines for config.pbtxt", *_lines(profile, points)]
-    for kind, heading in KINDS.items():
+    length = best_length(points) or how.most
+    parts = [f"# Load profile: {name}", profile.description.strip(), machine_line(machine)]
+    parts += [_method(profile, how), "## Where speculation stops paying"]
+    parts += [verdict(points, how, length)]
+    parts += ["## Recommended lines for config.pbtxt", *_lines(profile, how, points)]
+    for kind in HEADINGS:
         if of := [point for point in points if point.load.kind == kind]:
-            path = folder / f"{kind}.svg"
-            plots.loads(of, crossing if kind == "concurrency" else None, path)
-            parts += [f"## {heading}", f"![{heading}]({path.name})", _table(of)]
+            parts += _figures(of, kind, how, length, folder)
     report = folder / "report.md"
     report.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     return report
 
 
-def verdict(points: Sequence[Point], length: int) -> str:
-    """In a sentence, for drafts of at most `length` tokens."""
-    found = gains(points, length)
-    if not found:
-        return "Not measured: the profile names no concurrency, or none could be served."
+def _figures(
+    points: Sequence[Point], kind: Kind, how: Drafting, length: int, folder: Path
+) -> list[str]:
+    """Heading, plot and table of one kind of load."""
+    heading, path = HEADINGS[kind], folder / f"{kind}.svg"
+    crossing = crossover(gains(points, length, kind)) if length else None
+    plots.loads(points, crossing, how.title, path)
+    return [f"## {heading}", f"![{heading}]({path.name})", _table(points, how)]
+
+
+def _method(profile: Profile, how: Drafting) -> str:
+    """How it was measured."""
+    arrivals = profile.arrivals if profile.burst == 1 else f"bursts of {profile.burst}"
+    return HOW.format(drafting=how, repeats=profile.repeats, arrivals=arrivals)
+
+
+def verdict(points: Sequence[Point], how: Drafting, length: int) -> str:
+    """A paragraph for each kind of load, for drafts of at most `length` tokens."""
+    if not how.most:
+        return "Nothing is compared: the model decodes plainly."
+    kinds: list[Kind] = [kind for kind in UNITS if gains(points, length, kind)]
+    said = "\n\n".join(_verdict(points, how, length, kind) for kind in kinds)
+    return said or "Not measured: no load could be served both with and without speculation."
+
+
+def _verdict(points: Sequence[Point], how: Drafting, length: int, kind: Kind) -> str:
+    found, unit = gains(points, length, kind), UNITS[kind]
     crossing, least, most = crossover(found), min(found), max(found)
-    ratios = ", ".join(f"{ratio:.2f} with {clients:g}" for clients, ratio in found.items())
+    ratios = ", ".join(f"{ratio:.2f} with {load:g}" for load, ratio in found.items())
     if crossing is None:
-        where = f"Up to {most:g} clients, the most measured, it pays"
+        where = f"Up to {most:g} {unit}, the most measured, it pays"
     elif crossing == least:
-        where = f"It pays nowhere from {least:g} to {most:g} clients"
+        where = f"It pays nowhere from {least:g} to {most:g} {unit}"
     else:
-        where = f"It stops paying at about **{crossing:.1f} clients**"
-    compared = f"Tokens/s with {length} drafted, as a multiple of plain decoding's in the least"
-    idle = [f"{one.load.value:g}" for one in points if _is_idle(one, length)]
-    left = f" Next to nothing was drafted with {', '.join(idle)}: what differs there is noise."
-    return f"{where}. {compared} favourable repeat: {ratios}.{left if idle else ''}"
+        where = f"It stops paying at about **{crossing:.1f} {unit}**"
+    compared = f"{GAINS[kind].format(how=how.title(length))} in the least favourable repeat"
+    idle = [one for one in points if one.draft_tokens == length and _is_idle(one, kind)]
+    loads = ", ".join(f"{one.load.value:g}" for one in idle)
+    left = f" Next to nothing was drafted with {loads}: what differs there is noise."
+    return f"{where}. {compared}: {ratios}.{left if idle else ''}"
 
 
-def _is_idle(point: Point, length: int) -> bool:
+def _is_idle(point: Point, kind: Kind) -> bool:
     """Whether drafts were allowed, and hardly any made."""
-    asked = point.load.kind == "concurrency" and point.draft_tokens == length and not point.failure
-    return asked and not point.speculates
+    return point.load.kind == kind and not point.failure and not point.speculates
 
 
-def _lines(profile: Profile, points: Sequence[Point]) -> list[str]:
+def _lines(profile: Profile, how: Drafting, points: Sequence[Point]) -> list[str]:
     mean = sum(profile.output_tokens) / 2
-    lines = recommend(points, mean, profile.longest_wait_s)
-    listing = "\n".join(_entry(line) for line in lines) or "# none: no concurrency was measured"
-    return [f"```\n{listing}\n```", *remarks(points)]
+    lines = recommend(points, how, mean, profile.longest_wait_s)
+    listing = "\n".join(_entry(line) for line in lines) or "# none: nothing could be compared"
+    missing = [] if profile.concurrency else [RATES_ALONE]
+    return [f"```\n{listing}\n```", *missing, *remarks(points, how)]
 
 
 def _entry(line: Line) -> str:
     return f"# {line.why}\n{entry(line.key, line.value).rstrip()}"
 
 
-def _table(points: Sequence[Point]) -> str:
+def _table(points: Sequence[Point], how: Drafting) -> str:
     percentiles = next((list(one.ttft) for one in points if one.ttft), [])
     columns = ["", "tokens/s", "accepted", "tokens a pass"]
     columns += [f"{what} p{each}" for what in ("TTFT", "ITL", "request") for each in percentiles]
-    return table(columns, [_row(point, percentiles) for point in points])
+    return table(columns, [_row(point, how, percentiles) for point in points])
 
 
-def _row(point: Point, percentiles: Sequence[int]) -> list[str]:
-    name = f"{point.load}, {plots.title(point.draft_tokens)}"
+def _row(point: Point, how: Drafting, percentiles: Sequence[int]) -> list[str]:
+    name = f"{point.load}, {how.title(point.draft_tokens)}"
     if point.failure:
         return [f"{name}: {point.failure}", *[""] * (3 + 3 * len(percentiles))]
     rate = point.acceptance_rate

@@ -14,21 +14,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tandem.metrics import PREEMPTIONS
-from tandem.serving import Endpoints
 from tandem.triton_http import OK, ask
 from tools.load_profiles import perf_analyzer, work
 from tools.load_profiles.perf_analyzer import Answer
 from tools.load_profiles.points import Point, failed, measured
 from tools.load_profiles.profile import Load, Profile, ProfileError
+from tools.load_profiles.target import Drafting, Target
 
 WARM_UP = Load("concurrency", 2)
-
-
-class Target(NamedTuple):
-    """A model on a server that is ready."""
-
-    model: str
-    endpoints: Endpoints
 
 
 class _Run(NamedTuple):
@@ -40,36 +33,38 @@ class _Run(NamedTuple):
 class Sweep:
     """One profile on one server; what perf_analyzer reads and writes stays in `folder`."""
 
-    def __init__(self, profile: Profile, target: Target, folder: Path) -> None:
+    def __init__(self, profile: Profile, target: Target, how: Drafting, folder: Path) -> None:
         self.profile = profile
         self.target = target
+        self.how = how
         self.folder = folder
         self.prompts = profile.prompts()
+        self.lengths = profile.lengths(how.most)
 
     def run(self, console: Console) -> list[Point]:
         """All points, in the order of the profile. Raises `ProfileError` when the server refuses
         what the profile sends."""
         self._preemptions()  # a wrong port is told before anything is measured
-        for draft_tokens in self.profile.draft_tokens:  # channels, caches and costs come to rest
+        for draft_tokens in self.lengths:  # channels, caches and costs come to rest
             answers = self._measure(WARM_UP, draft_tokens, 4, f"warm-up-{draft_tokens}")
             if isinstance(answers, str):
                 raise ProfileError(f"The warm-up failed: {answers}")
         points: list[Point] = []
         with _progress(console) as progress:
-            each = len(self.profile.draft_tokens) * self.profile.repeats
+            each = len(self.lengths) * self.profile.repeats
             task = progress.add_task("", total=each * len(self.profile.loads))
             for load in self.profile.loads:
                 progress.update(task, description=str(load))
                 for point in self._points(load, lambda: progress.advance(task)):
-                    progress.console.print(_line(point), highlight=False, markup=False)
+                    progress.console.print(self._line(point), highlight=False, markup=False)
                     points.append(point)
         return points
 
     def _points(self, load: Load, tick: Callable[[], None]) -> Iterator[Point]:
         """Plain and speculative take turns, and nobody always follows the same one."""
-        runs: dict[int, list[_Run]] = {length: [] for length in self.profile.draft_tokens}
+        runs: dict[int, list[_Run]] = {length: [] for length in self.lengths}
         for repeat in range(self.profile.repeats):
-            for draft_tokens in self.profile.draft_tokens[:: -1 if repeat % 2 else 1]:
+            for draft_tokens in self.lengths[:: -1 if repeat % 2 else 1]:
                 before = self._preemptions()
                 name = f"{load.kind}-{load.value:g}-draft-{draft_tokens}-{repeat}"
                 answers = self._measure(load, draft_tokens, self.profile.sent(load), name)
@@ -106,6 +101,15 @@ class Sweep:
         why = perf_analyzer.run(arguments)
         return why if why else perf_analyzer.read_export(folder / "export.json")
 
+    def _line(self, point: Point) -> str:
+        """What is shown of it at once."""
+        begin = f"{point.load!s:>16}, {self.how.title(point.draft_tokens):>16}"
+        if point.failure:
+            return f"{begin}: {point.failure}"
+        first = min(point.ttft)
+        time = f"TTFT p{first} {1e3 * point.ttft[first]:.0f} ms"
+        return f"{begin}: {point.speed:5.0f} tokens/s, {time}"
+
     def _preemptions(self) -> int:
         """Up to now, by the server's count."""
         answer = ask(self.target.endpoints.metrics, "/metrics", timeout=10)
@@ -132,15 +136,4 @@ def _progress(console: Console) -> Progress:
         MofNCompleteColumn(),
         TimeRemainingColumn(),
         console=console,
-    )
-
-
-def _line(point: Point) -> str:
-    how = f"{point.draft_tokens} drafted" if point.draft_tokens else "plain"
-    if point.failure:
-        return f"{point.load!s:>16}, {how:>10}: {point.failure}"
-    first = min(point.ttft)
-    return (
-        f"{point.load!s:>16}, {how:>10}: {point.speed:5.0f} tokens/s, "
-        f"TTFT p{first} {1e3 * point.ttft[first]:.0f} ms"
     )
