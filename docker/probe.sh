@@ -2,15 +2,28 @@
 # What the images' health checks and Kubernetes' probes run, beside Triton:
 #   probe.sh ready [MODEL]  MODEL, or every one that is loaded, takes requests
 #   probe.sh live           Triton answers, and has lost no model's process, which it never mends
+# Both ask HTTP, gRPC and the metrics; GRPC_PORT= leaves gRPC out, where it is off or speaks TLS.
 # Triton before 2.67 calls a model ready whose engine is lost, and 2.51 one whose process has ended:
 # what that one said last stays on /metrics. So the age of its heartbeat counts, a second as a rule.
 set -eu
 what=$1 model=${2:-}
 triton=localhost:${HTTP_PORT:-8000} metrics=localhost:${METRICS_PORT:-8002}
+grpc=${GRPC_PORT-8001} # empty: not asked
 if [ -n "$model" ]; then path=models/$model/ready; else path=health/$what; fi
 
-curl --fail --silent --show-error --output /dev/null "$triton/v2/$path"
-said=$(curl --fail --silent --show-error "$metrics/metrics") # alone: a pipe would hide its failure
+# Never through a proxy that the cluster names, nor for longer than a probe waits.
+ask() { curl --noproxy '*' --max-time 4 --silent --show-error "$@"; }
+
+ask --fail --output /dev/null "$triton/v2/$path"
+# Triton 2.51 may lock its gRPC endpoint up while HTTP answers: any answer will do, also one that ends
+# the stream (92). gRPC is HTTP/2, an empty message of it five zero bytes.
+if [ -n "$grpc" ]; then
+    printf '\0\0\0\0\0' |
+        ask --http2-prior-knowledge --header 'Content-Type: application/grpc' \
+            --header 'TE: trailers' --data-binary @- --output /dev/null \
+            "localhost:$grpc/inference.GRPCInferenceService/ServerLive" || [ $? = 92 ]
+fi
+said=$(ask --fail "$metrics/metrics") # alone: a pipe would hide its failure
 printf '%s\n' "$said" |
     awk -v what="$what" -v model="$model" -v now="$(date +%s)" '
         function label(key) {

@@ -128,11 +128,12 @@ def started(image, tree):
             process.kill()
 
 
-def is_healthy(tree, http, metrics):
+def is_healthy(tree, http, grpc, metrics):
     """Whether Docker would find it so."""
     text = (ROOT / "docker" / "cpu.Dockerfile").read_text()
     command = json.loads(re.search(r"HEALTHCHECK.*\n *CMD (.*)", text)[1])
-    ports = {"HTTP_PORT": http.split(":")[1], "METRICS_PORT": metrics.split(":")[1]}
+    addresses = {"HTTP_PORT": http, "GRPC_PORT": grpc, "METRICS_PORT": metrics}
+    ports = {name: address.split(":")[1] for name, address in addresses.items()}
     return run(command, tree, **ports).returncode == 0
 
 
@@ -144,10 +145,11 @@ def test_it_serves_and_ends_as_it_is_told(tree):
             line = process.stdout.readline()
             assert line, shown
             shown += line
-        http, metrics = re.search(r"HTTP (\S+),.* metrics http://(\S+)/", shown).groups()
+        pattern = r"HTTP (\S+), gRPC (\S+), metrics http://(\S+)/"
+        http, grpc, metrics = re.search(pattern, shown).groups()
         url = f"http://{http}/v2/models/tandem/generate"
         answer = httpx2.post(url, json={"text_input": "def f(", "max_tokens": 4}, timeout=60)
         assert answer.json()["text_output"].startswith("def f(")
-        assert is_healthy(tree, http, metrics)
+        assert is_healthy(tree, http, grpc, metrics)
         process.send_signal(stop)
         assert process.wait(timeout=60) == 0

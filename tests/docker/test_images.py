@@ -2,15 +2,18 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
 
+import grpc
 import kubernetes_validate
 import pytest
 import yaml
@@ -20,6 +23,7 @@ from tandem.metrics import HEARTBEAT, UP
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docker"
 IMAGES = sorted(FOLDER.glob("*.Dockerfile"))
+PROBES = "readiness", "liveness"
 
 
 def compose():
@@ -136,7 +140,7 @@ def test_the_manifest_fits_together():
 
 def test_kubernetes_asks_as_an_image_does():
     assert container()["startupProbe"]["httpGet"]["path"] == "/v2/health/ready"
-    asked = [container()[f"{name}Probe"]["exec"]["command"] for name in ("readiness", "liveness")]
+    asked = [container()[f"{name}Probe"]["exec"]["command"] for name in PROBES]
     assert asked == [["docker/probe.sh", "ready", "tandem"], ["docker/probe.sh", "live"]]
 
 
@@ -175,6 +179,33 @@ def answering(answers):
         server.shutdown()
 
 
+@pytest.fixture(scope="module")
+def grpc_port():
+    """Of a server that knows no method, and says so."""
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("localhost:0")
+    server.start()
+    yield str(port)
+    server.stop(None)
+
+
+def probe(asked, port, grpc_port, **variables):
+    """Runs it against such servers."""
+    ports = {"HTTP_PORT": port, "METRICS_PORT": port, "GRPC_PORT": grpc_port}
+    return subprocess.run(
+        [FOLDER / "probe.sh", *asked.split()],
+        env=os.environ | ports | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def healthy():
+    """What such a server answers."""
+    return {"/v2/health/ready": "", "/v2/health/live": "", "/metrics": WELL.lines()}
+
+
 @pytest.mark.parametrize(
     ("asked", "loads", "succeeds", "said"),
     [
@@ -197,26 +228,43 @@ def answering(answers):
         ("live", [], True, ""),
     ],
 )
-def test_a_probe_finds_what_triton_does_not_say(asked, loads, succeeds, said):
+def test_a_probe_finds_what_triton_does_not_say(asked, loads, succeeds, said, grpc_port):
     answers = {f"/v2/{path}": "" for path in ("health/ready", "health/live", "models/tandem/ready")}
     with answering(answers | {"/metrics": "".join(load.lines() for load in loads)}) as port:
-        run = subprocess.run(
-            [FOLDER / "probe.sh", *asked.split()],
-            env=os.environ | {"HTTP_PORT": port, "METRICS_PORT": port},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        run = probe(asked, port, grpc_port)
     assert (run.returncode == 0, run.stdout) == (succeeds, said), run.stderr
 
 
 @pytest.mark.parametrize("asked", ["ready", "live"])
 @pytest.mark.parametrize("answers", [{}, {"/v2/health/ready": "", "/v2/health/live": ""}])
-def test_a_probe_fails_where_triton_or_its_metrics_do_not_answer(answers, asked):
+def test_a_probe_fails_where_triton_or_its_metrics_do_not_answer(answers, asked, grpc_port):
     with answering(answers) as port:
-        ports = {"HTTP_PORT": port, "METRICS_PORT": port}
-        run = subprocess.run([FOLDER / "probe.sh", asked], env=os.environ | ports, check=False)
+        run = probe(asked, port, grpc_port)
     assert run.returncode
+
+
+@pytest.mark.parametrize("asked", ["ready", "live"])
+def test_a_probe_finds_that_grpc_is_locked_up(asked):
+    """It is connected to, and never answers."""
+    with answering(healthy()) as port, closing(socket.create_server(("localhost", 0))) as mute:
+        began = time.monotonic()
+        run = probe(asked, port, str(mute.getsockname()[1]))
+        assert run.returncode and time.monotonic() - began < container_timeout()
+        assert probe(asked, port, "").returncode == 0  # where there is none
+
+
+def container_timeout():
+    """Seconds that a probe may take, anywhere."""
+    texts = [image.read_text() for image in IMAGES]
+    docker = [int(re.search(r"HEALTHCHECK.* --timeout=(\d+)s", text)[1]) for text in texts]
+    return min(*docker, *(container()[f"{name}Probe"]["timeoutSeconds"] for name in PROBES))
+
+
+def test_a_probe_asks_no_proxy(grpc_port):
+    proxy = "http://localhost:1"
+    with answering(healthy()) as port:
+        run = probe("live", port, grpc_port, http_proxy=proxy, ALL_PROXY=proxy, no_proxy="")
+    assert run.returncode == 0, run.stderr
 
 
 def test_what_images_start_is_a_command_that_there_is():

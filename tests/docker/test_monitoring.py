@@ -1,16 +1,20 @@
-"""Dashboard and alerts name only metrics that exist."""
+"""Dashboard and alerts name only metrics that exist; alerts fire where they should."""
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import promql_parser
 import pytest
 import yaml
 
-from tandem.metrics import CATALOGUE, FAILED, REFUSALS
+from tandem.metrics import CATALOGUE, FAILED, HEARTBEAT, INTERNAL, REFUSALS, UP
 
 FOLDER = Path(__file__).parents[2] / "docker" / "monitoring"
+FRESH = f"and on (instance, load) (time() - {HEARTBEAT} < 30)"
+"""Of a gauge: what a model's process said last stays when it has ended."""
 KINDS = {one.name: one.kind for one in CATALOGUE}
 LABELS = {
     "model",
@@ -61,16 +65,34 @@ def test_prometheus_can_read_it(title, expression):
 @pytest.mark.parametrize(("title", "expression"), expressions())
 def test_counters_are_shown_as_rates(title, expression):
     for name in names_in(expression):
-        if KINDS.get(name) == "counter" and title != "restarts":
+        if KINDS.get(name) == "counter" and not title.startswith("restarts"):
             assert re.search(rf"(rate|increase)\({name}\b", expression), expression
 
 
 @pytest.mark.parametrize(("title", "expression"), expressions())
 def test_only_labels_that_exist_are_named(title, expression):
-    used = re.findall(r"(\w+)=\"", expression)
-    used += re.findall(r"(?:by|ignoring) \(([^)]*)\)", expression)
+    used = re.findall(r"(\w+)=~?\"", expression)
+    used += re.findall(r"(?:by|ignoring|on) \(([^)]*)\)", expression)
     assert {label.strip() for group in used for label in group.split(",")} <= LABELS
     assert set(re.findall(r"{{(\w+)}}", title)) <= LABELS
+
+
+@pytest.mark.parametrize(("title", "expression"), expressions())
+def test_gauges_count_while_their_process_lives(title, expression):
+    gauges = {name for name in names_in(expression) if KINDS.get(name) == "gauge"}
+    if gauges - {UP, HEARTBEAT} or title.startswith("restarts"):
+        assert FRESH in " ".join(expression.split())
+
+
+def test_the_dashboard_shows_one_model_and_any_instances():
+    for variable in dashboard()["templating"]["list"][1:]:
+        assert variable["query"].startswith("label_values(tandem_engine_up")
+    chosen = '{model="$model", instance=~"$instance"}'
+    for panel in dashboard()["panels"]:
+        for target in panel["targets"]:
+            names = [name for name in names_in(target["expr"]) if name != HEARTBEAT]
+            assert all(f"{name}{chosen}" in target["expr"] for name in names)
+            assert ("{{instance}}" in target["legendFormat"]) != ("by (le)" in target["expr"])
 
 
 def test_every_family_is_on_the_dashboard():
@@ -90,16 +112,18 @@ def test_what_wakes_an_operator():
     assert down.split(" or ") == [
         f"max by (model, version, instance) (tandem_engine_up * ({fresh})) == 0",
         f'up{{job="{job["job_name"]}"}} == 0',
+        "up == 0 and on (job, instance) present_over_time(tandem_engine_up[1d])",
         "absent(tandem_engine_up)\n",
     ]
     assert "tandem_engine_restarts_total[10m]" in found["TandemEngineRestarting"]["expr"]
     refused = re.search(r'reason=~"(.*)"', found["TandemRequestsRefused"]["expr"])
     assert refused
     assert set(refused[1].split("|")) == set(REFUSALS.values()) - {"invalid"}
-    assert "< 0.4" in found["TandemLowAcceptance"]["expr"]
+    assert "num_draft_positions_total[10m]) < 0.4" in found["TandemLowAcceptance"]["expr"]
     assert {"TandemEngineDown", "TandemKVCacheFull", "TandemQueueGrowing"} <= set(found)
     assert f'{FAILED}{{reason="engine_lost"}}' in found["TandemRequestsLost"]["expr"]
     assert "engine_lost" not in REFUSALS.values()
+    assert f'{FAILED}{{reason="{INTERNAL}"}}' in found["TandemInternalErrors"]["expr"]
     for rule in found.values():
         assert rule["annotations"].keys() == {"summary", "description"}
 
@@ -110,3 +134,86 @@ def config():
 
 def test_prometheus_reads_the_rules():
     assert config()["rule_files"] == ["rules.yml"]
+
+
+def promtool(*arguments, cwd=FOLDER):
+    return subprocess.run(
+        ["promtool", *arguments], cwd=cwd, capture_output=True, text=True, check=False
+    )
+
+
+evaluated = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="needs promtool, of Debian's package prometheus"
+)
+
+
+@evaluated
+def test_prometheus_takes_the_rules():
+    checked = promtool("check", "rules", "rules.yml")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@evaluated
+def test_alerts_fire_where_they_should_and_nowhere_else():
+    tried = promtool("test", "rules", "rules_test.yml")
+    assert tried.returncode == 0, tried.stdout + tried.stderr
+
+
+def bent():
+    """Each alert left out, each condition of it that may be."""
+    bends = {
+        name: (re.compile(rf"- alert: {name}\b.*?(?=- alert|\Z)", re.DOTALL), "")
+        for name in rules()
+    }
+    for name in ("TandemKVCacheFull", "TandemQueueGrowing"):
+        rest = rf"(- alert: {name}\b(?:(?!- alert).)*?)\s+{re.escape(FRESH)}"
+        bends[f"{name}, fresh or not"] = re.compile(rest, re.DOTALL), r"\1"
+    bends["not by positions"] = re.compile("draft_positions"), "draft_tokens"
+    bends["not of lost processes"] = re.compile(r" < bool 30"), " < bool 3000"
+    bends["only of one job"] = re.compile(r"or up == 0 and .*\n"), ""
+    bends["of servers of others"] = re.compile(r"up == 0 and on .*\n"), "up == 0\n"
+    return bends
+
+
+@evaluated
+@pytest.mark.parametrize("name", bent())
+def test_a_bent_rule_is_noticed(tmp_path, name):
+    pattern, instead = bent()[name]
+    text, times = pattern.subn(instead, (FOLDER / "rules.yml").read_text())
+    assert times
+    (tmp_path / "rules.yml").write_text(text)
+    shutil.copy(FOLDER / "rules_test.yml", tmp_path)
+    tried = promtool("test", "rules", "rules_test.yml", cwd=tmp_path)
+    assert tried.returncode and "exp:" in tried.stdout + tried.stderr
+
+
+def of_two_loads(gauge):
+    """Series of a gauge, of a process that has ended and of one that lives."""
+    for load, beats in (("dead", "0+60x3 180+0x9"), ("alive", "0+60x12")):
+        labels = f'{{instance="a", model="m", load="{load}"}}'
+        yield {"series": f"{gauge}{labels}", "values": "1+0x12"}
+        yield {"series": f"{HEARTBEAT}{labels}", "values": beats}
+
+
+@evaluated
+def test_panels_leave_out_what_a_lost_process_said_last(tmp_path):
+    wanted = [expr for _, expr in expressions() if FRESH in expr and "$model" in expr]
+    asked = [expr.replace("$model", "m").replace("$instance", "a|b") for expr in wanted]
+    tests = [
+        {
+            "interval": "1m",
+            "input_series": list(of_two_loads(names_in(expr)[0])),
+            "promql_expr_test": [
+                {
+                    "expr": f"count by (load) ({expr})",
+                    "eval_time": "10m",
+                    "exp_samples": [{"labels": '{load="alive"}', "value": 1}],
+                }
+            ],
+        }
+        for expr in asked
+    ]
+    assert len(tests) > 5
+    (tmp_path / "test.yml").write_text(yaml.safe_dump({"tests": tests}))
+    tried = promtool("test", "rules", "test.yml", cwd=tmp_path)
+    assert tried.returncode == 0, tried.stdout + tried.stderr

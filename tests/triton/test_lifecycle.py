@@ -162,7 +162,8 @@ def test_a_crash_of_the_engine_is_said_and_repaired(small, small_server, greedy_
 
 def found(urls, *asked):
     """Whether a probe would be content."""
-    ports = {"HTTP_PORT": port_of(urls.http), "METRICS_PORT": port_of(urls.metrics)}
+    addresses = {"HTTP_PORT": urls.http, "GRPC_PORT": urls.grpc, "METRICS_PORT": urls.metrics}
+    ports = {name: port_of(address) for name, address in addresses.items()}
     run = subprocess.run([PROBE, *asked], env=os.environ | ports, check=False)
     return not run.returncode
 
