@@ -150,10 +150,14 @@ class RoundCosts:
         self._explored = 0.0
         self._probes = 0
 
+    def elapse(self, seconds: float) -> None:
+        """So much went by, which teaches nothing."""
+        self._elapsed += seconds
+
     def observe_pass(self, load: Load, rows: int | None, seconds: float) -> None:
         """A pass over so many rows took so long; None: it says nothing of others, having read
         prompts too."""
-        self._elapsed += seconds
+        self.elapse(seconds)
         if rows is not None and seconds > 0:
             self._passes.observe(load, rows, seconds)
 

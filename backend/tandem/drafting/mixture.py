@@ -37,7 +37,7 @@ from tandem.drafting.remembered import (
     Known,
     Plans,
 )
-from tandem.drafting.resting import Pauses, Rests
+from tandem.drafting.resting import Naps, Pauses, Rests
 from tandem.drafting.stopwatch import Begun, Stopwatch
 from tandem.request import Notes, Request
 from tandem.scheduler import Decode
@@ -73,6 +73,7 @@ class MixtureProposer(Proposer):
         self._methods = [*self.lookups, *([self.model] if self.model else [])]
         self._chooser = Chooser(self._methods, longest, costs, self._unread)
         self._rests = Rests()
+        self._naps = Naps()
         self._pauses = Pauses()
         self._pausing = False
         """In the round under way."""
@@ -91,6 +92,9 @@ class MixtureProposer(Proposer):
             self._agenda = None  # nothing is kept of requests that have gone
             return Draft([])
         self._rounds += 1
+        if self._naps_for(decodes):
+            assert self._agenda is not None and self._agenda.idle is not None
+            return self._agenda.idle
         self._pausing = bool(self.lookups) and self._pauses_for(decodes)
         agenda = self._agenda = None if self._pausing else self._agenda_of(decodes)
         begun = self.watch.clock()
@@ -100,12 +104,23 @@ class MixtureProposer(Proposer):
             # what lookups draft for others would have to be verified in the same launch
             draft, by_model = self._carry_out(agenda, alone and not self.lookups)
         rows = len(decodes) + sum([len(tokens) for tokens in draft.tokens])
-        self._round = Begun(_load_of(decodes), decodes[0].request.id, by_model, rows, begun)
+        follows = self._naps.woke(rows == len(decodes))
+        load, first = _load_of(decodes), decodes[0].request.id
+        self._round = Begun(load, first, by_model, rows, begun, follows)
         return draft
+
+    def _naps_for(self, decodes: Sequence[Decode]) -> bool:
+        """Whether this is one of the rounds without drafts that are as those before."""
+        agenda = self._agenda
+        if self.lookups or agenda is None:
+            return False
+        return agenda.idles_on(decodes, self._rounds) and self._naps.due()
 
     def passed(self, rows: int, seconds: float) -> None:
         begun = self._round
-        if begun is not None and self.watch.ended(begun, rows, seconds) and not begun.by_model:
+        if begun is None:
+            self.costs.elapse(seconds)
+        elif self.watch.ended(begun, rows, seconds) and not begun.by_model:
             self._rests.shown(self._rounds)
 
     def _agenda_of(self, decodes: Sequence[Decode]) -> Agenda:
@@ -255,7 +270,7 @@ class MixtureProposer(Proposer):
         share, took = tokens_share(len(mine)), self._drafting_since(began, found)
         levels = (1 - share) * max(asked) + share * sum(asked) / len(mine)
         self.watch.drafted(len(mine), levels, took, read)
-        for place in mine:
+        for place in mine if self.lookups else ():
             if found.tokens[place]:  # otherwise it still reads the text
                 parts[place] = part_of(found, place)
                 agenda.requests[place].taken = len(self.lookups)

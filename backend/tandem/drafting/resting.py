@@ -1,5 +1,5 @@
-"""Rounds without drafts: what they take must stay known, and where lookups do not bring what it
-takes to ask them there are pauses."""
+"""Rounds without drafts: what they take must stay known, though most need not be timed, and where
+lookups do not bring what it takes to ask them there are pauses."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ LEARNT_FOR = 8  # rounds in which lookups are asked before it is judged whether 
 JUDGED_FOR = 8  # ... rounds by which it is; otherwise nothing is drafted...
 FIRST_PAUSE = 16  # ... for so many at first, ...
 LONGEST_PAUSE = 64  # ... and ever longer
+AWAKE = 2  # rounds without drafts that are timed, one behind the other, and then...
+NAP = 6  # ... so many that are not
 
 
 class Rests:
@@ -47,6 +49,29 @@ class Rests:
         if self._until:
             self._every = min(2 * self._every, REST_EVERY)
             self._at, self._until = now + self._every, 0
+
+
+class Naps:
+    """Of the rounds in which nothing is to be drafted for the same requests, most are neither timed
+    nor learnt from: behind a pass each line is slow."""
+
+    def __init__(self) -> None:
+        self._awake = self._asleep = 0
+        """Rounds since the last change."""
+
+    def due(self) -> bool:
+        """Whether such a round is one of these."""
+        if self._awake >= AWAKE and self._asleep < NAP:
+            self._asleep += 1
+            return True
+        return False
+
+    def woke(self, idle: bool) -> bool:
+        """A round is timed. idle: nothing is drafted in it. Whether it follows another such one."""
+        follows = not self._asleep
+        self._awake = (self._awake * follows + 1) * idle
+        self._asleep = 0
+        return follows
 
 
 class Pauses:

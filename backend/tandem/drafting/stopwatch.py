@@ -20,6 +20,8 @@ class Begun(NamedTuple):
     rows: int
     """To be verified."""
     at: float
+    follows: bool = True
+    """Whether it came right behind the last one that was timed."""
 
 
 class _Drafted(NamedTuple):
@@ -81,7 +83,7 @@ class Stopwatch:
         """From what was timed since the last call."""
         for one in self._rounds:
             begun, last = one.begun, self._last
-            if last is not None and last.begun.first == begun.first:
+            if last is not None and begun.follows and last.begun.first == begun.first:
                 apart, by_model = begun.at - last.ended, last.begun.by_model
                 self.costs.between.observe(begun.load.requests, apart, by_model)
             self.costs.observe_pass(begun.load, begun.rows if one.shows else None, one.seconds)
