@@ -10,7 +10,7 @@ from scipy.stats import chi2_contingency
 
 from tandem import Engine, EngineConfig, SamplingParams
 from tandem.errors import EngineDeadError
-from tandem.metrics import FINISHED, GENERATED_TOKENS, KV_USAGE, Key, merged
+from tandem.metrics import FINISHED, GENERATED_TOKENS, KV_USAGE, RUNNING, WAITING, Key, merged
 from tandem.service import EngineService
 from tests.engine.sinks import Answer, submit, until
 
@@ -79,6 +79,21 @@ def test_what_warms_it_up_is_counted_nowhere(service, reports):
     total = merged(reports).counts
     assert (total[Key(GENERATED_TOKENS)], total[Key(FINISHED, "length")]) == (48, 1)
     assert merged(reports).gauges.keys() >= {Key(KV_USAGE, "target"), Key(KV_USAGE, "draft")}
+
+
+def test_blocks_are_in_use_while_requests_run_and_free_behind_aborts(service, reports):
+    def told():
+        """Running and waiting requests, and what they use of both caches."""
+        keys = Key(RUNNING), Key(WAITING), Key(KV_USAGE, "target"), Key(KV_USAGE, "draft")
+        return [merged(reports).gauges.get(key) for key in keys]
+
+    answers = [submit(service, PROMPTS[n % 4], LONG) for n in range(80)]  # 64 run, 16 wait
+    until(lambda: all(told()))
+    for answer in answers:
+        service.abort(answer.id)
+    assert "abort" in [answer.wait().reason for answer in answers]
+    until(lambda: told()[:2] == [0, 0])
+    assert told() == [0, 0, 0, 0]
 
 
 def test_both_engines_write_the_same(service, native_ids):

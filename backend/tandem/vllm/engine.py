@@ -60,7 +60,7 @@ class VllmEngine:
         self._lost = ""
         self.steps = 0
         self.meters = Meters()
-        self._scheduler = SchedulerMeters(config.runners_with_kv)
+        self._scheduler = SchedulerMeters(config.runners_with_kv, self.wake)
         self.streams = Streams()
         self._arrived: queue.SimpleQueue[Sequence[Any]] = queue.SimpleQueue()
         self._loop = asyncio.new_event_loop()
@@ -184,7 +184,8 @@ class VllmEngine:
 
     @property
     def idle(self) -> bool:
-        return not self.streams
+        """vLLM's scheduler has said so too: what is reported then is how things stay."""
+        return not self.streams and self._scheduler.empty
 
     def watch(self, on_lost: Callable[[str], None]) -> None:
         """`on_lost` is called with the reason, from another thread, should vLLM end."""
@@ -262,12 +263,10 @@ class VllmEngine:
             self.meters.count(name, count)
         for name, seconds in times:
             self.meters.observe(name, seconds)
-        gauges = self._scheduler.gauges
-        # what vLLM says of its last step may come after the step's answers
-        return self.meters.report(dict.fromkeys(gauges, 0.0) if self.idle else gauges)
+        return self.meters.report(self._scheduler.gauges)
 
     def check_integrity(self) -> None:
-        """vLLM checks its own books."""
+        """vLLM's books are its own: blocks that it does not get back stay in its gauge."""
 
 
 def check_installation() -> str:

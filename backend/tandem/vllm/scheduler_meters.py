@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tandem.metrics import (
@@ -21,13 +21,21 @@ from tandem.vllm.round_times import times_in
 class SchedulerMeters:
     """A stat logger of vLLM's; it is called in vLLM's thread."""
 
-    def __init__(self, runners: Sequence[str]) -> None:
-        """runners: those whose layers vLLM's KV cache holds: a block is in use by each of them."""
+    def __init__(self, runners: Sequence[str], on_empty: Callable[[], None]) -> None:
+        """runners: those whose layers vLLM's KV cache holds: a block is in use by each of them.
+        `on_empty` is called when the scheduler says that it has no requests, as it does behind
+        the last one's end or abort."""
         self._runners = runners
+        self._on_empty = on_empty
         self.gauges: dict[Key, float] = {}
         self._counts: Counter[str] = Counter()
         self._times: list[tuple[str, float]] = []
         self._lock = threading.Lock()
+
+    @property
+    def empty(self) -> bool:
+        """Whether the scheduler's last word was that it has no requests."""
+        return not any(self.gauges.get(Key(name)) for name in (RUNNING, WAITING))
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
         """After a step."""
@@ -41,6 +49,8 @@ class SchedulerMeters:
         with self._lock:
             self._counts.update({PREFIX_QUERIES: cached.queries, PREFIX_HITS: cached.hits})
             self._times += times_in(scheduler_stats).items()
+        if self.empty:
+            self._on_empty()
 
     def take(self) -> tuple[Counter[str], list[tuple[str, float]]]:
         """What has come together since the last time: counts, and seconds of rounds' parts."""
