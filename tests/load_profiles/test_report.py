@@ -58,7 +58,10 @@ def test_a_report_says_it_all(tmp_path):
 
 @pytest.mark.parametrize(
     ("faster", "said"),
-    [(1.5, "Up to 4 clients, the most measured, it pays"), (0.9, "It pays nowhere from 1 to 4")],
+    [
+        (1.5, "With 4 clients, the most measured, it still pays"),
+        (0.9, "It pays nowhere from 1 to 4"),
+    ],
 )
 def test_a_verdict(faster, said):
     loads = [Load("concurrency", clients) for clients in (1, 4)]
@@ -80,7 +83,7 @@ def test_what_rates_cannot_say_is_said(tmp_path):
     for concurrency, said in ((both.concurrency, False), ((), True)):
         profile = both.model_copy(update={"concurrency": concurrency})
         text = report.write("burst", profile, HOW, rates, MACHINE, tmp_path).read_text()
-        assert "Up to 8 requests/s, the most measured, it pays" in text
+        assert "With 8 requests/s, the most measured, it still pays" in text
         assert ("Name a `concurrency` for these lines" in text) == said
 
 

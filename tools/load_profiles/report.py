@@ -91,7 +91,7 @@ def _verdict(points: Sequence[Point], how: Drafting, length: int, kind: Kind) ->
     crossing, least, most = crossover(found), min(found), max(found)
     ratios = ", ".join(f"{ratio:.2f} with {load:g}" for load, ratio in found.items())
     if crossing is None:
-        where = f"Up to {most:g} {unit}, the most measured, it pays"
+        where = f"With {most:g} {unit}, the most measured, it still pays"
     elif crossing == least:
         where = f"It pays nowhere from {least:g} to {most:g} {unit}"
     else:
