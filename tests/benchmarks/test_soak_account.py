@@ -10,6 +10,7 @@ import pytest
 from tools.soak import __main__, shared_memory
 from tools.soak.account import Account, troubles
 from tools.soak.health import Asked, too_slow
+from tools.soak.runs import kept
 from tools.soak.shared_memory import SharedMemory
 from tools.soak.traffic import Ends
 from tools.soak.watch import Sample, trend
@@ -48,11 +49,19 @@ def test_what_adds_up(clients, counted):
         (ends(length=1), server(length=1, busy=0.5), "not idle"),
         (ends(length=1), server(length=1, restarts=1), "started again"),
         (ends(left=1), server(engine_lost=1), "'engine_lost'"),
+        (ends(left=1), server(internal=1), "'internal'"),
     ],
 )
 def test_what_does_not(clients, counted, said):
     (found, *_) = troubles(clients, counted)
     assert said in found
+
+
+def test_what_loads_leave_behind_is_seen():
+    noise = [{"open files": 20 + number % 2, "threads": 9 + number} for number in (0, 1, 0, 1)]
+    assert kept(noise) == []
+    leak = [{"open files": 20, "threads": 9 + number} for number in range(4)]
+    assert kept(leak) == ["Triton has 3 more threads than behind the first of 4 loads."]
 
 
 def test_what_is_killed_is_told_from_what_ends_by_itself():

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tandem.metrics import (
     FAILED,
     FINISHED,
+    INTERNAL,
     KV_USAGE,
     LOST,
     PREEMPTIONS,
@@ -98,7 +99,7 @@ def troubles(ends: Ends, server: Account, kills: int = 0) -> list[str]:
     for name, count in more.items():
         if count < 0:
             found.append(f"Clients had {-count} more answers '{name}' than the server counted.")
-    for name in {"invalid", UNLOADED, *([] if kills else [LOST])} & more.keys():
+    for name in {"invalid", INTERNAL, UNLOADED, *([] if kills else [LOST])} & more.keys():
         if more[name]:
             found.append(f"The server counted {more[name]} more '{name}' than clients saw.")
     left = ends.counts["left"]

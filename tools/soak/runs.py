@@ -245,20 +245,33 @@ def _more(before: Footprint, after: Footprint) -> list[str]:
 def reloads(model: str, times: int, tick: Tick = lambda: None, log: Path | None = None) -> Result:
     """Loads, answers and unloads, again and again."""
     begun, samples, prints = time.monotonic(), list[Sample](), list[Footprint]()
+    held = list[dict[str, int]]()
     with served(model, {}, log) as one:
         begin = read(one.server.endpoints.metrics)
         triton = psutil.Process(one.server.pid)
         for number in range(times):
             prints.append(_load_and_unload(one, model, again=number % 5 == 1))
             samples.append(Sample(number, triton.memory_info().rss / MIB))
+            held.append({"open files": triton.num_fds(), "threads": triton.num_threads()})
             tick()
         account = read(one.server.endpoints.metrics).since(begin)
     trends = {"tritonserver": trend(samples)}
     found = [f"After an unload there was {left}." for left in {*prints} - {TRITON_ALONE}]
-    found += _grown(trends) + one.left()
+    found += _grown(trends) + kept(held) + one.left()
     ends, minutes = {"answered": times}, (time.monotonic() - begun) / 60
     memory = {"tritonserver": samples}
     return Result(ends, account, trends, memory, prints[0], prints[-1], [], found, minutes)
+
+
+def kept(held: Sequence[Mapping[str, int]]) -> list[str]:
+    """A sentence for each thing of which loads leave some behind. held: how many there are behind
+    each unload; fewer than one in two loads are no load's."""
+    more = {what: held[-1][what] - held[0][what] for what in held[0]}
+    return [
+        f"Triton has {count} more {what} than behind the first of {len(held)} loads."
+        for what, count in more.items()
+        if count > len(held) / 2
+    ]
 
 
 def _load_and_unload(one: Served, model: str, again: bool) -> Footprint:
