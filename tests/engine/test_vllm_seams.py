@@ -337,15 +337,21 @@ def test_what_a_scheduler_says_is_taken_once():
     stats = SchedulerStats(num_kv_fetch_reqs_by_stage={VERIFYING: 5000, DRAFTING: 250, "remote": 1})
     stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage = 3, 2, 0.5
     stats.prefix_cache_stats = SimpleNamespace(queries=7, hits=4)
-    meters = SchedulerMeters(("target", "draft"))
+    emptied: list[bool] = []
+    meters = SchedulerMeters(("target", "draft"), lambda: emptied.append(meters.empty))
+    assert meters.empty
     meters.record(None, None)
     meters.record(stats, None)
+    assert (meters.empty, emptied) == (False, [])
     counts, times = meters.take()
     assert counts == {PREFIX_QUERIES: 7, PREFIX_HITS: 4}
     assert sorted(times) == sorted([(VERIFYING, 0.005), (DRAFTING, 0.00025)])
     assert meters.gauges[Key(RUNNING)] == 3
     assert meters.gauges[Key(KV_USAGE, "target")] == meters.gauges[Key(KV_USAGE, "draft")] == 0.5
     assert meters.take() == ({}, [])
+    stats.num_running_reqs = stats.num_waiting_reqs = 0
+    meters.record(stats, None)
+    assert emptied == [True]
 
 
 MOVED = [
