@@ -5,6 +5,7 @@ The order is vLLM's: bans and biases, penalties, temperature, min-p, top-k, top-
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -37,20 +38,17 @@ def scores(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     """
     params = [row.request.params for row in rows]
     if any(p.edits_logits for p in params):
-        logits = logits.clone()
+        logits = logits.clone(memory_format=torch.contiguous_format)
         for line, row in zip(logits, rows, strict=True):
             _ban_and_bias(line, row)
-        _penalize(logits, rows)
+        _penalize_repetition(logits, rows)
+        _penalize_output(logits, rows)
     if all(p.greedy for p in params):
         return logits
     if sampling.has_kernels(logits.device):
         return sampling.limit(logits, params)
     limits = torch.tensor([limits_of(p) for p in params], device=logits.device)
     return limited(logits, limits, any(p.truncates for p in params))
-
-
-def _column(values: Sequence[float], like: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
 
 
 # -- temperature and truncation ------------------------------------------------------------------
@@ -105,26 +103,40 @@ def _ban_and_bias(line: Tensor, row: Row) -> None:
         line[ids] += torch.tensor(list(params.logit_bias.values()), device=line.device)
 
 
-def _penalize(logits: Tensor, rows: Sequence[Row]) -> None:
-    """Repetition counts prompt and output; presence and frequency the output alone. In place."""
-    chosen = [(i, row) for i, row in enumerate(rows) if row.request.params.penalized]
-    if not chosen:
-        return
-    params = [row.request.params for _, row in chosen]
-    seen = _counts([[*row.request.tokens, *row.prefix] for _, row in chosen], logits) > 0
-    counts = _counts([[*row.request.output, *row.prefix] for _, row in chosen], logits)
-    indices = torch.tensor([i for i, _ in chosen], device=logits.device)
-    lines = logits[indices]
-    rate = _column([p.repetition_penalty for p in params], logits)
-    lines = torch.where(seen, torch.where(lines > 0, lines / rate, lines * rate), lines)
-    lines -= _column([p.frequency_penalty for p in params], logits) * counts
-    lines -= _column([p.presence_penalty for p in params], logits) * (counts > 0)
-    logits[indices] = lines
+def _penalize_repetition(logits: Tensor, rows: Sequence[Row]) -> None:
+    """Of prompt and output. In place, and only at tokens that the texts have, which are far fewer
+    than a vocabulary's."""
+    places: list[int] = []
+    rates: list[float] = []
+    for index, row in enumerate(rows):
+        rate, first = row.request.params.repetition_penalty, index * logits.shape[-1]
+        if rate != 1:
+            tokens = {*row.request.tokens, *row.prefix}
+            places += [first + token for token in tokens]
+            rates += [rate] * len(tokens)
+    if places:
+        flat, where, by = logits.view(-1), *_tensors(logits, places, rates)
+        found = flat[where]
+        flat[where] = torch.where(found > 0, found / by, found * by)
 
 
-def _counts(texts: Sequence[Sequence[int]], like: Tensor) -> Tensor:
-    """[R, V] how often each token occurs in each text."""
-    vocab = like.shape[-1]
-    flat = [row * vocab + token for row, text in enumerate(texts) for token in text]
-    places = torch.tensor(flat, dtype=torch.int64, device=like.device)
-    return torch.bincount(places, minlength=len(texts) * vocab).view(len(texts), vocab)
+def _penalize_output(logits: Tensor, rows: Sequence[Row]) -> None:
+    """As often as a token is there (frequency), and once (presence). In place, as above."""
+    places: list[int] = []
+    frequencies: list[float] = []
+    presences: list[float] = []
+    for index, row in enumerate(rows):
+        params, first = row.request.params, index * logits.shape[-1]
+        if params.frequency_penalty or params.presence_penalty:
+            counts = Counter([*row.request.output, *row.prefix])
+            places += [first + token for token in counts]
+            frequencies += [params.frequency_penalty * count for count in counts.values()]
+            presences += [params.presence_penalty] * len(counts)
+    if places:
+        flat = logits.view(-1)
+        where, frequency, presence = _tensors(logits, places, frequencies, presences)
+        flat[where] = flat[where] - frequency - presence
+
+
+def _tensors(like: Tensor, *lists: Sequence[float]) -> list[Tensor]:
+    return [torch.tensor(one, device=like.device) for one in lists]
