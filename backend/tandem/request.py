@@ -250,6 +250,11 @@ class Request:
         return len(self.tokens) - self.num_prompt
 
     @property
+    def bans(self) -> bool:
+        """Whether tokens are ruled out for what was written before them."""
+        return bool(self.banned) or self.num_output < self.params.min_tokens
+
+    @property
     def decoding(self) -> bool:
         """All but the last token are in the target's KV."""
         return len(self.tokens) - self.computed == 1

@@ -19,6 +19,10 @@ WAYS = (
     SamplingParams(temperature=0.7, top_p=0.9, max_tokens=25),
     SamplingParams(temperature=1.3, max_tokens=25, num_draft_tokens=1),
     SamplingParams(temperature=0, max_tokens=25, num_draft_tokens=3),
+    SamplingParams(temperature=0, max_tokens=25, repetition_penalty=1.3),
+    SamplingParams(max_tokens=25, repetition_penalty=0.8, presence_penalty=0.5),
+    SamplingParams(seed=5, max_tokens=25, frequency_penalty=1.5, logit_bias={3: 2, 90: 2.5}),
+    SamplingParams(temperature=0, max_tokens=25, logit_bias={7: 1.5}, min_tokens=1),
 )
 
 
@@ -105,9 +109,10 @@ def test_a_chain_is_what_its_levels_are(watched, method, threads):
     assert watch.sampled > 20
 
 
-def test_beside_a_request_that_edits_logits_all_are_asked_level_by_level(watched):
+@pytest.mark.parametrize("banning", [{"min_tokens": 30}, {"bad_words": ["."]}])
+def test_beside_a_request_that_bans_tokens_all_are_asked_level_by_level(watched, banning):
     one, watch = watched("draft_model")
-    edited = SamplingParams(temperature=0, max_tokens=30, repetition_penalty=1.2)
+    edited = SamplingParams(temperature=0, max_tokens=30, **banning)
     outputs = one.generate([[1, 2, 3], [4, 5]], [edited, WAYS[1]])
     assert not watch.rounds
     assert all(output.stats.drafted for output in outputs)

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "pass.h"
+#include "penalties.h"
 #include "sampling.h"
 
 namespace {
@@ -21,6 +22,29 @@ void spread_shares(const std::vector<float>& weights, double whole, const Chains
   const float share = float(1 / whole);
   if (ids) std::fill_n(q, chains.vocabulary, 0.0f);
   for (size_t i = 0; i < weights.size(); ++i) q[ids ? ids[i] : int64_t(i)] = weights[i] * share;
+}
+
+bool edits(const Chain& chain) { return chain.text.length || chain.biases; }
+
+// The place of each of the target's tokens in a model's own vocabulary, or -1.
+std::vector<int32_t> places_of(const int64_t* ids, int own, int vocabulary) {
+  std::vector<int32_t> places(vocabulary, -1);
+  for (int i = 0; i < own; ++i) places[ids[i]] = i;
+  return places;
+}
+
+// The logits [width] by biases, then by what the text says and what the chain has drafted since.
+const float* edit(const Chains& chains, const Chain& chain, const float* logits, int width,
+                  const int32_t* places, const Drafted& drafted, Draws& draws) {
+  draws.edited.assign(logits, logits + width);
+  const Edited row{draws.edited.data(), width, places};
+  for (int i = 0; i < chain.biases; ++i) {
+    const Bias& bias = chains.bias[chain.bias + i];
+    if (float* found = row.of(bias.token)) *found += bias.added;
+  }
+  draws.marks.resize(chains.vocabulary);
+  if (chain.text.length) penalize(row, chain.text, chains.texts, drafted, draws.marks);
+  return row.logits;
 }
 
 // The chain's next token, of logits [vocabulary]; ids: what the model's own tokens are to the target.
@@ -43,15 +67,19 @@ int64_t draw_chained(const Chains& chains, const Chain& chain, const float* logi
 
 // Of all that grow, within a parallel region.
 void draw_all(const Chains& chains, const std::vector<Growing>& growing, int depth,
-              const float* logits, int vocabulary, const int64_t* ids, Space& space) {
+              const float* logits, int vocabulary, const int64_t* ids, const int32_t* places,
+              Space& space) {
   space.team.each_uneven(int(growing.size()), [&](int i) {
     const int index = growing[i].chain;
     const size_t at = index * size_t(chains.longest) + depth;
     const Chain& chain = chains.chain[index];
+    Draws& draws = space.draws[omp_get_thread_num()];
+    const float* row = logits + i * size_t(vocabulary);
+    if (edits(chain))
+      row = edit(chains, chain, row, vocabulary, places, {&chains.tokens[at - depth], depth}, draws);
     const uint64_t key = chain.noise == kKeyed ? chains.keys[at] : key_of(chains.seed, at);
     float* q = chain.q_row < 0 ? nullptr : chains.q + (chain.q_row + depth) * size_t(chains.vocabulary);
-    chains.tokens[at] = draw_chained(chains, chain, logits + i * size_t(vocabulary), vocabulary, ids,
-                                     key, q, space.draws[omp_get_thread_num()]);
+    chains.tokens[at] = draw_chained(chains, chain, row, vocabulary, ids, key, q, draws);
   });
 }
 
@@ -99,11 +127,14 @@ void grow(const Model& model, const Chains& chains, Space& space) {
   Feed feed;
   std::vector<Growing> growing;
   const size_t width = model.hidden;
+  std::vector<int32_t> places;
   for (int i = 0; i < chains.count; ++i) growing.push_back({i, i});
+  if (chains.ids && std::any_of(chains.chain, chains.chain + chains.count, edits))
+    places = places_of(chains.ids, model.head.rows, chains.vocabulary);
   if (chains.states) feed.made.assign(chains.states, chains.states + chains.count * width);
   space.draws.resize(model.threads);
 #pragma omp parallel num_threads(model.threads)
-  draw_all(chains, growing, 0, chains.logits, chains.vocabulary, nullptr, space);
+  draw_all(chains, growing, 0, chains.logits, chains.vocabulary, nullptr, nullptr, space);
   for (int depth = 1; depth < chains.longest; ++depth) {
     const auto ends = [&](Growing one) { return chains.chain[one.chain].length <= depth; };
     growing.erase(std::remove_if(growing.begin(), growing.end(), ends), growing.end());
@@ -111,7 +142,8 @@ void grow(const Model& model, const Chains& chains, Space& space) {
     space.logits.resize(growing.size() * model.head.rows);
     const Step step = feed.step(model, chains, space.logits.data());
     forward<W>(model, step, space, [&] {
-      draw_all(chains, growing, depth, step.logits, model.head.rows, chains.ids, space);
+      draw_all(chains, growing, depth, step.logits, model.head.rows, chains.ids,
+               places.empty() ? nullptr : places.data(), space);
     });
   }
 }

@@ -15,8 +15,8 @@ from tandem.attention.paged import PagedKVCache
 from tandem.attention.plan import Query
 from tandem.cpu.library import load_kernels
 from tandem.cpu.linear import KernelLinear
-from tandem.cpu.sampling import limits_of
-from tandem.cpu.structures import CHAIN, CHAINS, STEP, Entry, Layer, Matrix, Model
+from tandem.cpu.sampling import Texts, limits_of
+from tandem.cpu.structures import BIAS, CHAIN, CHAINS, STEP, Entry, Layer, Matrix, Model
 from tandem.models.decoder import Layer as DecoderLayer
 from tandem.models.decoder import Passed, Stack
 from tandem.models.feature_head import FeatureHead
@@ -24,6 +24,16 @@ from tandem.models.layers import Linear, RMSNorm
 from tandem.verification.judging import Draws
 
 Ints: TypeAlias = "array[int]"
+
+
+class Records(NamedTuple):
+    """Of chains, as in the kernels' `Chains`."""
+
+    chains: Ints
+    blocks: Ints
+    texts: Ints
+    biases: Ints
+    keys: Ints
 
 
 class States(NamedTuple):
@@ -188,18 +198,20 @@ class KernelStack:
         logits = logits.contiguous()
         states = None if states is None else states.float().contiguous()
         longest = max([draw.length for draw in draws.chains])
-        records, blocks, keys = self._records(queries, draws, logits.shape[1], longest)
+        records = self._records(queries, draws, logits.shape[1], longest)
         tokens = array("q", bytes(8 * len(queries) * longest))
         chains = CHAINS.pack(
             len(queries),
             longest,
             logits.shape[1],
-            _address(records),
+            _address(records.chains),
             logits.data_ptr(),
             _pointer(states),
             _pointer(ids),
-            _address(blocks),
-            _address(keys),
+            _address(records.blocks),
+            _address(records.texts),
+            _address(records.biases),
+            _address(records.keys),
             draws.seed,
             _pointer(draws.q),
             _address(tokens),
@@ -213,16 +225,20 @@ class KernelStack:
 
     def _records(
         self, queries: Sequence[Query], draws: Draws, vocab: int, longest: int
-    ) -> tuple[Ints, Ints, Ints]:
-        """As in the kernels' `Chains`: chains, block tables and keys."""
-        records, blocks, keys = array("b"), array("i"), array("Q")
+    ) -> Records:
+        chains, blocks, biases, keys = array("b"), array("i"), array("b"), array("Q")
+        texts = Texts()
         for draw, query in zip(draws.chains, queries, strict=True):
-            limits = limits_of(draw.params, vocab)
+            params = draw.request.params
+            limits, text = limits_of(params, vocab), texts.of(draw.request)
+            bias = len(biases) // BIAS.size, len(params.logit_bias)
             where = len(blocks), query.start, draw.q_row
-            records.frombytes(CHAIN.pack(*limits, draw.noise, draw.length, *where))
+            chains.frombytes(CHAIN.pack(*limits, *text, *bias, draw.noise, draw.length, *where))
             blocks.extend(query.blocks[: -(-query.end // self._block_size)])
+            for one in params.logit_bias.items():
+                biases.frombytes(BIAS.pack(*one))
             keys.extend((*draw.keys, *(0,) * (longest - len(draw.keys))))
-        return records, blocks, keys
+        return Records(chains, blocks, texts.tokens, biases, keys)
 
     def _queries(self, queries: Sequence[Query]) -> tuple[Ints, Ints, Ints]:
         """[queries, 5] as in the kernels' `Query`, and the tables that it points into."""

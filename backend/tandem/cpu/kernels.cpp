@@ -6,6 +6,7 @@
 
 #include "chains.h"
 #include "pass.h"
+#include "penalties.h"
 #include "sampling.h"
 
 namespace {
@@ -56,6 +57,16 @@ void tandem_forward(const Model* model, const Step* step, void* space) {
 void tandem_chains(const Model* model, const Chains* chains, void* space) {
   Space& room = *static_cast<Space*>(space);
   model->bfloat ? grow<uint16_t>(*model, *chains, room) : grow<float>(*model, *chains, room);
+}
+// Of logits [rows, vocabulary], in place: what texts and drafted tokens count against being said again.
+void tandem_penalize(float* logits, int rows, int vocabulary, const Place* places,
+                     const int64_t* texts, const int64_t* drafted, int threads) {
+  each_row(rows, vocabulary, threads, [&](int row, Draws& draws) {
+    const Place& place = places[row];
+    draws.marks.resize(vocabulary);
+    penalize({logits + row * size_t(vocabulary), vocabulary, nullptr}, place.text, texts,
+             {drafted + place.drafted, place.count}, draws.marks);
+  });
 }
 // logits to scores [rows, vocabulary].
 void tandem_limit(const float* logits, int rows, int vocabulary, const Limits* limits,

@@ -46,10 +46,11 @@ def load_kernels() -> ctypes.CDLL | None:
     library.tandem_packed.argtypes = (number, number, number)
     library.tandem_packed.restype = ctypes.c_int64
     library.tandem_pack.argtypes = (pointer, number, number, number, pointer)
+    library.tandem_penalize.argtypes = (pointer, number, number, packed, pointer, pointer, number)
     library.tandem_limit.argtypes = (pointer, number, number, packed, pointer, number)
     library.tandem_judge.argtypes = (pointer, number, number, packed, pointer, ctypes.c_uint64)
     library.tandem_judge.argtypes += (pointer, pointer, number)
-    for name in ("release", "forward", "chains", "multiply", "pack", "limit", "judge"):
+    for name in ("release", "forward", "chains", "multiply", "pack", "penalize", "limit", "judge"):
         getattr(library, f"tandem_{name}").restype = None
     return library
 

@@ -19,6 +19,8 @@ struct Draws {
   std::vector<float> weights;   // [vocabulary] of one row, in proportion to its probabilities
   std::vector<double> sums;     // of each kTokens weights
   std::vector<float> scores;    // [vocabulary] of one row
+  std::vector<float> edited;    // logits of one row
+  std::vector<int32_t> marks;   // [vocabulary], zeros between calls
 };
 constexpr int kTokens = 256;
 

@@ -2,21 +2,65 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from tandem.cpu.library import load_kernels
-from tandem.cpu.structures import LIMITS, ROW_PLAN
-from tandem.request import SamplingParams
+from tandem.cpu.structures import LIMITS, PLACE, ROW_PLAN
+from tandem.request import Request, SamplingParams
 from tandem.verification.judging import Judged, RowPlan
 
 MASK = (1 << 64) - 1
+NO_TEXT = (0, 0, 0, 1.0, 0.0, 0.0)
+"""TEXT where nothing is penalized."""
 
 
 def has_kernels(device: torch.device) -> bool:
     return device.type == "cpu" and load_kernels() is not None
+
+
+class Texts:
+    """What penalties see, one text behind the other."""
+
+    def __init__(self) -> None:
+        self.tokens = array("q")
+        self._known: dict[Request, tuple[int, int, int, float, float, float]] = {}
+
+    def of(self, request: Request) -> tuple[int, int, int, float, float, float]:
+        """TEXT."""
+        params = request.params
+        if not params.penalized:
+            return NO_TEXT
+        if request not in self._known:
+            spans = len(self.tokens), request.num_prompt, len(request.tokens)
+            rates = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
+            self._known[request] = (*spans, *rates)
+            self.tokens.extend(request.tokens)
+        return self._known[request]
+
+
+def penalize(
+    logits: Tensor, requests: Sequence[Request], prefixes: Sequence[Sequence[int]]
+) -> None:
+    """[R, V] float32 logits, in place, each of the place behind a request's text and the tokens
+    that were drafted since."""
+    kernels = load_kernels()
+    assert kernels is not None
+    texts, drafted, places = Texts(), array("q"), bytearray()
+    for request, prefix in zip(requests, prefixes, strict=True):
+        places += PLACE.pack(*texts.of(request), len(drafted), len(prefix))
+        drafted.extend(prefix)
+    kernels.tandem_penalize(
+        logits.data_ptr(),
+        *logits.shape,
+        bytes(places),
+        texts.tokens.buffer_info()[0],
+        drafted.buffer_info()[0],
+        torch.get_num_threads(),
+    )
 
 
 def limit(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:

@@ -79,9 +79,29 @@ struct RowPlan {
   uint64_t key;
 };
 
+// The tokens before a place, and how they count against being said again; none where `length` is 0.
+struct Text {
+  int32_t begin, prompt, length;  // among all texts; of its tokens the first are the prompt
+  float repetition, frequency, presence;
+};
+
+// A place behind a text and drafted tokens.
+struct Place {
+  Text text;
+  int32_t drafted, count;  // where they begin, and how many they are
+};
+
+// What is added to a token's logit.
+struct Bias {
+  int32_t token;
+  float added;
+};
+
 // A chain of tokens to be drafted.
 struct Chain {
   Limits limits;
+  Text text;
+  int32_t bias, biases;   // where they begin, and how many they are
   int32_t noise, length;  // length: tokens, at least one
   int32_t blocks;         // where its block table begins
   int32_t start;          // position of the first drafted token's key and value
@@ -95,6 +115,8 @@ struct Chains {
   const float* states;     // [count, hidden] of a draft head, or null
   const int64_t* ids;      // [rows of the model's head] what its tokens are to the target, or null
   const int32_t* blocks;   // block tables, one after the other
+  const int64_t* texts;    // one after the other
+  const Bias* bias;
   const uint64_t* keys;    // [count, longest] of keyed noise
   uint64_t seed;           // of all other noise
   float* q;                // [.., vocabulary] or null

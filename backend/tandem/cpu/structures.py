@@ -82,9 +82,15 @@ LIMITS = Struct("fffi")
 """How a row's logits become scores: temperature, min_p, top_p, top_k."""
 ROW_PLAN = Struct("iiiQ")
 """`verification.judging.RowPlan`: noise, token, q_row, key."""
-CHAIN = Struct("fffiiiiii")
-"""How a chain of tokens is drafted: its limits, noise, length, blocks, start, q_row."""
-
-CHAINS = Struct("3i6PQ2P")
-"""All chains of a round: count, longest, vocabulary; chain, logits, states, ids, blocks, keys;
-seed; q, tokens."""
+TEXT = Struct("iiifff")
+"""What penalties see: begin, prompt, length; repetition, frequency, presence."""
+PLACE = Struct(f"{TEXT.format}ii")
+"""A row behind a text and drafted tokens: TEXT, drafted, count."""
+BIAS = Struct("if")
+"""token, added."""
+CHAIN = Struct(f"{LIMITS.format}{TEXT.format}iiiiiii")
+"""How a chain of tokens is drafted: LIMITS, TEXT, bias, biases, noise, length, blocks, start,
+q_row."""
+CHAINS = Struct("3i8PQ2P")
+"""All chains of a round: count, longest, vocabulary; chain, logits, states, ids, blocks, texts,
+bias, keys; seed; q, tokens."""

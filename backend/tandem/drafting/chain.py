@@ -73,10 +73,10 @@ class ChainProposer(Proposer):
         return Draft(drafts, q=q)
 
     def _at_once(self, logits: Tensor, chains: Sequence[Chain], q: Tensor | None) -> bool:
-        """Has the guesser draw all tokens by itself, where it can and nothing edits logits."""
+        """Has the guesser draw all tokens by itself, where it can and nothing is banned."""
         requests = [chain.request for chain in chains]
         draw_chains = self.guesser.at_once
-        if draw_chains is None or any(one.params.edits_logits for one in requests):
+        if draw_chains is None or any(one.bans for one in requests):
             return False
         lengths = [chain.lookahead for chain in chains]
         draws = self.sampler.draws(requests, lengths, q, [chain.place for chain in chains])

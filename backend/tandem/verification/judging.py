@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from tandem.request import SamplingParams
+from tandem.request import Request
 
 GREEDY, KEYED, RANDOM = 0, 1, 2
 
@@ -41,7 +41,7 @@ Judge = Callable[[Tensor, Tensor | None, Sequence[RowPlan], int], Judged]
 class ChainDraw(NamedTuple):
     """How a chain of tokens is drawn."""
 
-    params: SamplingParams
+    request: Request
     noise: int
     length: int
     """Tokens."""

@@ -123,13 +123,13 @@ class Sampler:
         q: Tensor | None,
         places: Sequence[int],
     ) -> Draws:
-        """How chains of these lengths are drawn, where nothing edits logits. places: their first
+        """How chains of these lengths are drawn, where nothing is banned. places: their first
         dimension's in q [.., longest, V], which is for requests that are verified by rejection."""
         longest, chains = max(lengths), []
         for request, length, place in zip(requests, lengths, places, strict=True):
             kind, keys = noise_of(request), self.keys(request, length)
             q_row = place * longest if kind == RANDOM else -1
-            chains.append(ChainDraw(request.params, kind, length, keys, q_row))
+            chains.append(ChainDraw(request, kind, length, keys, q_row))
         return Draws(chains, self._seeds.getrandbits(31), q)
 
     @staticmethod

@@ -41,8 +41,7 @@ def scores(logits: Tensor, rows: Sequence[Row]) -> Tensor:
         logits = logits.clone(memory_format=torch.contiguous_format)
         for line, row in zip(logits, rows, strict=True):
             _ban_and_bias(line, row)
-        _penalize_repetition(logits, rows)
-        _penalize_output(logits, rows)
+        _penalize(logits, rows)
     if all(p.greedy for p in params):
         return logits
     if sampling.has_kernels(logits.device):
@@ -101,6 +100,17 @@ def _ban_and_bias(line: Tensor, row: Row) -> None:
     if params.logit_bias:
         ids = torch.tensor(list(params.logit_bias), device=line.device)
         line[ids] += torch.tensor(list(params.logit_bias.values()), device=line.device)
+
+
+def _penalize(logits: Tensor, rows: Sequence[Row]) -> None:
+    """[R, V], in place."""
+    if not any(row.request.params.penalized for row in rows):
+        return
+    if sampling.has_kernels(logits.device):
+        requests, prefixes = zip(*rows, strict=True)
+        return sampling.penalize(logits, requests, prefixes)
+    _penalize_repetition(logits, rows)
+    _penalize_output(logits, rows)
 
 
 def _penalize_repetition(logits: Tensor, rows: Sequence[Row]) -> None:
