@@ -104,7 +104,7 @@ class MixtureProposer(Proposer):
             # what lookups draft for others would have to be verified in the same launch
             draft, by_model = self._carry_out(agenda, alone and not self.lookups)
         rows = len(decodes) + sum([len(tokens) for tokens in draft.tokens])
-        follows = self._naps.woke(rows == len(decodes))
+        follows = self._naps.woke()
         load, first = _load_of(decodes), decodes[0].request.id
         self._round = Begun(load, first, by_model, rows, begun, follows)
         return draft
@@ -114,7 +114,7 @@ class MixtureProposer(Proposer):
         agenda = self._agenda
         if self.lookups or agenda is None:
             return False
-        return agenda.idles_on(decodes, self._rounds) and self._naps.due()
+        return agenda.idles_on(decodes) and self._naps.due()
 
     def passed(self, rows: int, seconds: float) -> None:
         begun = self._round

@@ -161,13 +161,12 @@ class Agenda(NamedTuple):
         """Whether these are the same requests."""
         return [one.request for one in self.decodes] == [one.request for one in decodes]
 
-    def idles_on(self, decodes: Sequence[Decode], now: int) -> bool:
-        """Whether nothing is drafted for these in this round either: who comes is the last, and who
-        goes leaves fewer."""
+    def idles_on(self, decodes: Sequence[Decode]) -> bool:
+        """Whether nothing is drafted for these either: who comes is the last, and who goes leaves
+        fewer."""
         mine = self.decodes
         return (
             self.idle is not None
-            and now < self.until
             and len(decodes) == len(mine)
             and decodes[-1].request is mine[-1].request
             and decodes[0].request is mine[0].request

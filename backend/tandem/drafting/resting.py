@@ -14,8 +14,8 @@ LEARNT_FOR = 8  # rounds in which lookups are asked before it is judged whether 
 JUDGED_FOR = 8  # ... rounds by which it is; otherwise nothing is drafted...
 FIRST_PAUSE = 16  # ... for so many at first, ...
 LONGEST_PAUSE = 64  # ... and ever longer
-AWAKE = 2  # rounds without drafts that are timed, one behind the other, and then...
-NAP = 6  # ... so many that are not
+AWAKE = 2  # rounds that are timed, one behind the other, and then...
+NAP = 6  # ... so many that are not, where nothing is drafted
 
 
 class Rests:
@@ -57,7 +57,7 @@ class Naps:
 
     def __init__(self) -> None:
         self._awake = self._asleep = 0
-        """Rounds since the last change."""
+        """Rounds that were timed, one behind the other, and that were not since."""
 
     def due(self) -> bool:
         """Whether such a round is one of these."""
@@ -66,10 +66,10 @@ class Naps:
             return True
         return False
 
-    def woke(self, idle: bool) -> bool:
-        """A round is timed. idle: nothing is drafted in it. Whether it follows another such one."""
+    def woke(self) -> bool:
+        """A round is timed. Whether it follows another such one."""
         follows = not self._asleep
-        self._awake = (self._awake * follows + 1) * idle
+        self._awake = self._awake * follows + 1
         self._asleep = 0
         return follows
 
