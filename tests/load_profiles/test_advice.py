@@ -188,6 +188,8 @@ def test_rates_count_beside_clients():
     never_at_once = [*sweep(plain=[100], d4=[100]), *at_rates(plain=[0.4], d4=[0.2])]
     found = lines(never_at_once)
     assert found["num_speculative_tokens"] == "4"
+    [why] = [one.why for one in recommend(never_at_once, CHAIN, 50, 5) if one.value == "4"]
+    assert why == "requests end 2.00 times as soon with 1 requests/s"
     assert "speculative_disable_by_batch_size" not in found
 
 

@@ -120,9 +120,10 @@ def _without(how: Drafting) -> list[Line]:
 
 
 def _highest(points: Sequence[Point], length: int) -> str:
-    """Its highest gain; with clients at once, if they were measured."""
-    if of := gains(points, length):
-        most = max(of, key=of.__getitem__)
+    """Its highest gain; with clients at once, if it pays there."""
+    of = gains(points, length)
+    most = max(of, key=of.__getitem__, default=0.0)
+    if of.get(most, 0.0) >= PAYS:
         return f"{of[most]:.2f} times plain decoding with {Load('concurrency', most)}"
     of = gains(points, length, "request_rate")
     most = max(of, key=of.__getitem__)
