@@ -223,9 +223,7 @@ class KernelStack:
             for at, draw in enumerate(draws.chains)
         ]
 
-    def _records(
-        self, queries: Sequence[Query], draws: Draws, vocab: int, longest: int
-    ) -> Records:
+    def _records(self, queries: Sequence[Query], draws: Draws, vocab: int, longest: int) -> Records:
         chains, blocks, biases, keys = array("b"), array("i"), array("b"), array("Q")
         texts = Texts()
         for draw, query in zip(draws.chains, queries, strict=True):
