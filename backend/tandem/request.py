@@ -252,7 +252,8 @@ class Request:
     @property
     def bans(self) -> bool:
         """Whether tokens are ruled out for what was written before them."""
-        return bool(self.banned) or self.num_output < self.params.min_tokens
+        ends_banned = self.num_output < self.params.min_tokens and bool(self.stop_ids)
+        return bool(self.banned) or ends_banned
 
     @property
     def decoding(self) -> bool:

@@ -23,6 +23,9 @@ WAYS = (
     SamplingParams(max_tokens=25, repetition_penalty=0.8, presence_penalty=0.5),
     SamplingParams(seed=5, max_tokens=25, frequency_penalty=1.5, logit_bias={3: 2, 90: 2.5}),
     SamplingParams(temperature=0, max_tokens=25, logit_bias={7: 1.5}, min_tokens=1),
+    SamplingParams(
+        max_tokens=25, logit_bias={3: 2, 90: 2.5}, repetition_penalty=2, frequency_penalty=0.5
+    ),
 )
 
 
@@ -109,10 +112,26 @@ def test_a_chain_is_what_its_levels_are(watched, method, threads):
     assert watch.sampled > 20
 
 
-@pytest.mark.parametrize("banning", [{"min_tokens": 30}, {"bad_words": ["."]}])
+@pytest.mark.parametrize(
+    "banning", [{"min_tokens": 30, "stop_token_ids": [5]}, {"bad_words": ["."]}]
+)
 def test_beside_a_request_that_bans_tokens_all_are_asked_level_by_level(watched, banning):
     one, watch = watched("draft_model")
     edited = SamplingParams(temperature=0, max_tokens=30, **banning)
     outputs = one.generate([[1, 2, 3], [4, 5]], [edited, WAYS[1]])
     assert not watch.rounds
     assert all(output.stats.drafted for output in outputs)
+
+
+def test_a_least_length_bans_nothing_where_no_token_ends_the_text(watched):
+    one, watch = watched("draft_model")
+    one.generate([[1, 2, 3]], [SamplingParams(temperature=0, max_tokens=30, min_tokens=30)])
+    assert watch.rounds > 3
+
+
+def test_once_the_least_length_is_written_chains_are_drafted_in_one_call(watched):
+    one, watch = watched("draft_model")
+    params = SamplingParams(temperature=0, max_tokens=30, min_tokens=6, stop_token_ids=[95])
+    [output] = one.generate([[1, 2, 3]], [params])
+    assert len(output.token_ids) > 15
+    assert 0 < watch.rounds < output.stats.rounds

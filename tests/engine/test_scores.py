@@ -23,7 +23,7 @@ CLOSE = 1e-4  # nearer than this to a cut, rounding decides
 
 @pytest.fixture(scope="module", autouse=True, params=["kernels", "torch"])
 def way(request):
-    """Both ways in which a row is truncated on a CPU."""
+    """Both ways in which a row is penalized and truncated on a CPU."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "torch":
             without_kernels(patch)
@@ -269,7 +269,7 @@ HF = {
 @pytest.mark.parametrize(
     ("name", "value"), [(name, value) for name, (_, values) in HF.items() for value in values]
 )
-@pytest.mark.parametrize("vocab", [96, 2000])
+@pytest.mark.parametrize("vocab", [96, 5000])
 def test_as_in_transformers(name, value, vocab):
     generator = torch.Generator().manual_seed(7)
     logits = 3 * torch.randn(16, vocab, generator=generator)

@@ -91,16 +91,16 @@ def given(tmp_path, monkeypatch):
 def test_each_draft_length_is_a_run_of_genai_perf(given):
     configs = given("genai-perf")
     names = [path.stem for path in configs]
-    assert names == [f"num_draft_tokens_{length}" for length in (0, 2, 8)]
+    assert names == [f"num_draft_tokens_{length}" for length in (0, 2, 4, 8)]
     inputs = [config["input"] for config in configs.values()]
-    assert [one["extra"].pop("num_draft_tokens") for one in inputs] == [0, 2, 8]
+    assert [one["extra"].pop("num_draft_tokens") for one in inputs] == [0, 2, 4, 8]
     assert inputs[0] == inputs[1] == inputs[2] and "sampling_parameters" in inputs[0]["extra"]
 
 
 def test_the_draft_lengths_are_in_the_grid_of_aiperf(given):
     (config,) = given("aiperf").values()
     swept = config["sweep"]["parameters"]
-    assert swept["endpoint.extra.num_draft_tokens"] == [0, 2, 8]
+    assert swept["endpoint.extra.num_draft_tokens"] == [0, 2, 4, 8]
     assert swept["phases.profiling.concurrency"] == [1, 2, 4, 8, 16]
     assert "num_draft_tokens" in config["benchmark"]["endpoint"]["extra"]  # what the grid varies
 

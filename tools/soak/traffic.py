@@ -28,6 +28,7 @@ MANNERS: Mapping[Manner, float] = {
     "leave after": 0.25,
 }
 SHARE_OF_BAD = 0.08
+SHARE_OF_PENALIZED = 0.2
 PROMPTS = (
     "def main(argv):\n",
     "import os\n",
@@ -78,6 +79,8 @@ def any_ask(chance: random.Random) -> Ask:
     }
     if params["temperature"] and chance.random() < 0.3:
         params["seed"] = chance.randrange(100)
+    if chance.random() < SHARE_OF_PENALIZED:
+        params |= {"repetition_penalty": 1.1, "logit_bias": {chance.randrange(256): -1.0}}
     manner = chance.choices(list(MANNERS), list(MANNERS.values()))[0]
     if chance.random() < SHARE_OF_BAD:
         prompt, wrong = chance.choice(BAD)

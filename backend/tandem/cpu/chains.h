@@ -24,7 +24,7 @@ void spread_shares(const std::vector<float>& weights, double whole, const Chains
   for (size_t i = 0; i < weights.size(); ++i) q[ids ? ids[i] : int64_t(i)] = weights[i] * share;
 }
 
-bool edits(const Chain& chain) { return chain.text.length || chain.biases; }
+bool edits(const Chain& chain) { return chain.biases || penalizes(chain.text); }
 
 // The place of each of the target's tokens in a model's own vocabulary, or -1.
 std::vector<int32_t> places_of(const int64_t* ids, int own, int vocabulary) {
@@ -43,7 +43,7 @@ const float* edit(const Chains& chains, const Chain& chain, const float* logits,
     if (float* found = row.of(bias.token)) *found += bias.added;
   }
   draws.marks.resize(chains.vocabulary);
-  if (chain.text.length) penalize(row, chain.text, chains.texts, drafted, draws.marks);
+  if (penalizes(chain.text)) penalize(row, chain.text, chains.texts, drafted, draws.marks);
   return row.logits;
 }
 

@@ -25,6 +25,10 @@ struct Edited {
   }
 };
 
+bool penalizes(const Text& text) {
+  return text.repetition != 1 || text.frequency != 0 || text.presence != 0;
+}
+
 // some(token) for those of the text from `first` on, and for the drafted ones.
 template <class Some>
 void each_token(const Text& text, const int64_t* tokens, int first, const Drafted& drafted,

@@ -1,4 +1,4 @@
-"""Truncating, drawing and judging tokens by the kernels: every row in one call."""
+"""Penalizing, truncating, drawing and judging tokens by the kernels: every row in one call."""
 
 from __future__ import annotations
 
@@ -35,10 +35,12 @@ class Texts:
         if not params.penalized:
             return NO_TEXT
         if request not in self._known:
-            spans = len(self.tokens), request.num_prompt, len(request.tokens)
+            # the prompt counts for nothing but repetition
+            prompt = request.num_prompt if params.repetition_penalty != 1 else 0
+            text = request.tokens if prompt else request.output
             rates = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
-            self._known[request] = (*spans, *rates)
-            self.tokens.extend(request.tokens)
+            self._known[request] = (len(self.tokens), prompt, len(text), *rates)
+            self.tokens.extend(text)
         return self._known[request]
 
 

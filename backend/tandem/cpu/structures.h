@@ -79,7 +79,7 @@ struct RowPlan {
   uint64_t key;
 };
 
-// The tokens before a place, and how they count against being said again; none where `length` is 0.
+// The tokens before a place, and how they count against being said again.
 struct Text {
   int32_t begin, prompt, length;  // among all texts; of its tokens the first are the prompt
   float repetition, frequency, presence;
