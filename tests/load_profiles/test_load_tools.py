@@ -56,7 +56,7 @@ def exported(triton_server, name, tmp_path, monkeypatch):
 @pytest.mark.timeout(600)
 def test_genai_perf(exported, name):
     found = exported("genai-perf", "num_draft_tokens_*/**/*_genai_perf.json")
-    assert len(found) == len(load_profile(name).lengths(4))
+    assert len(found) == len(load_profile(name).lengths(8))
 
 
 @pytest.mark.triton
@@ -64,7 +64,7 @@ def test_genai_perf(exported, name):
 @pytest.mark.timeout(600)
 def test_aiperf(exported, name):
     found = exported("aiperf", "sweep/num_draft_tokens_*/profile_export_aiperf.json")
-    assert len(found) == len(load_profile(name).lengths(4))
+    assert len(found) == len(load_profile(name).lengths(8))
     for one in found:
         assert one["request_count"]["avg"] == 4 and one["request_error_rate"]["avg"] == 0
 
