@@ -1,10 +1,13 @@
 """Watch speculation at work: `python -m tandem_client.demo --tokenizer DIR`.
 
 Streams a completion token by token, coloured by which model wrote each token, then the same
-prompt without speculation, and compares the two.
+prompt without speculation, and compares the two: in further runs by turns, which nobody draws, for
+drawing takes the time of the cores that the server may run on.
 """
 
+import statistics
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +20,6 @@ from tokenizers.decoders import DecodeStream
 
 from tandem_client import errors
 from tandem_client.base import Client
-from tandem_client.collect import Collector
 from tandem_client.grpc_client import GrpcClient
 from tandem_client.types import Completion, SpeculationStats
 from tandem_client.typewriter import Origin, Typewriter
@@ -32,6 +34,9 @@ _PROMPT = '''class Queue:
     def'''
 # Greedy, but for a penalty without which a model this small soon repeats itself.
 _SAMPLING = {"temperature": 0.0, "repetition_penalty": 1.15}
+_LENGTHS = {"speculative": None, "plain": 0}
+"""`num_draft_tokens` by what is compared; None: the server's."""
+_TURNS = 5
 
 
 class Show:
@@ -49,48 +54,56 @@ class Show:
 
     def warm_up(self, prompt: str) -> None:
         """Have caches, kernels and the connection ready before anything is timed."""
-        for k in (None, 0):
+        for k in _LENGTHS.values():
             self._client.generate(prompt, _SAMPLING, max_tokens=16, num_draft_tokens=k)
 
-    def run(self, title: str, prompt: str, max_tokens: int, k: int | None) -> Completion:
+    def run(self, title: str, prompt: str, max_tokens: int, k: int | None) -> None:
         """Stream one completion to the console; `k` is the draft length, None the server's."""
         self._console.print()
         self._console.rule(title, align="left", style="dim")
         writer = Typewriter(self._console, self._marks)
         writer.write(prompt, Origin.PROMPT)
         decoder = DecodeStream(self._tokenizer.encode(prompt).ids, skip_special_tokens=True)
-        collector = Collector()
         chunks = self._client.stream(prompt, _SAMPLING, max_tokens=max_tokens, num_draft_tokens=k)
         with chunks:
             for chunk in chunks:
-                collector.add(chunk)
                 for token, drafted in zip(chunk.token_ids, chunk.drafted, strict=True):
                     piece = decoder.step(self._tokenizer, token)
                     writer.write(piece or "", Origin.DRAFTED if drafted else Origin.TARGET)
         writer.end()
-        return collector.completion()
+
+    def measure(self, prompt: str, max_tokens: int) -> dict[str, list[Completion]]:
+        """Runs that nobody draws, of both by turns: what slows the machine down slows both."""
+        found: dict[str, list[Completion]] = {name: [] for name in _LENGTHS}
+        with self._console.status(f"{_TURNS} runs of each, without drawing"):
+            for _ in range(_TURNS):
+                for name, k in _LENGTHS.items():
+                    answer = self._client.generate(
+                        prompt, _SAMPLING, max_tokens=max_tokens, num_draft_tokens=k
+                    )
+                    found[name].append(answer)
+        return found
 
 
-def comparison(speculative: Completion, plain: Completion) -> Table:
-    """Both runs side by side."""
+def comparison(runs: Mapping[str, Sequence[Completion]]) -> Table:
+    """Medians of both side by side."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
     table.add_column("speculative", justify="right", style="bold green")
     table.add_column("plain", justify="right")
-    fast, slow = speculative.timing, plain.timing
-    stats = speculative.stats or SpeculationStats(0.0, 0, 0, 0)
-    table.add_row("tokens/s", f"{fast.tokens_per_second:.1f}", f"{slow.tokens_per_second:.1f}")
-    table.add_row("speedup", f"{fast.tokens_per_second / slow.tokens_per_second:.2f}×", "1.00×")
-    table.add_row(
-        "time to first token",
-        f"{fast.time_to_first_token * 1000:.0f} ms",
-        f"{slow.time_to_first_token * 1000:.0f} ms",
-    )
+    drafted, plain = runs["speculative"], runs["plain"]
+    both = [[one.timing for one in of] for of in (drafted, plain)]
+    fast, slow = (statistics.median(one.tokens_per_second for one in of) for of in both)
+    first = [statistics.median(one.time_to_first_token for one in of) for of in both]
+    stats = drafted[-1].stats or SpeculationStats(0.0, 0, 0, 0)
+    same = len({one.token_ids for one in (*drafted, *plain)}) == 1
+    table.add_row(f"tokens/s, median of {len(plain)} runs", f"{fast:.0f}", f"{slow:.0f}")
+    table.add_row("speedup", f"{fast / slow:.2f}×", "1.00×")
+    table.add_row("time to first token", *(f"{1000 * seconds:.0f} ms" for seconds in first))
     table.add_row("acceptance rate", f"{stats.acceptance_rate:.0%}", "")
     table.add_row("mean acceptance length", f"{stats.mean_acceptance_length:.2f}", "1.00")
-    same = "yes" if speculative.token_ids == plain.token_ids else "no"
-    table.add_row("tokens", str(speculative.num_tokens), str(plain.num_tokens))
-    table.add_row("the same tokens", same, "")
+    table.add_row("tokens", str(drafted[-1].num_tokens), str(plain[-1].num_tokens))
+    table.add_row("the same tokens", "yes" if same else "no", "")
     return table
 
 
@@ -113,12 +126,13 @@ def main(
             show = Show(client, words, console, marks)
             show.warm_up(prompt)
             show.legend()
-            speculative = show.run("with speculation", prompt, max_tokens, None)
-            plain = show.run("without speculation", prompt, max_tokens, 0)
+            show.run("with speculation", prompt, max_tokens, None)
+            show.run("without speculation", prompt, max_tokens, 0)
+            runs = show.measure(prompt, max_tokens)
     except errors.TandemError as error:
         print(f"tandem_client.demo: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
-    console.print(comparison(speculative, plain))
+    console.print(comparison(runs))
     if svg:
         console.save_svg(str(svg), title="python -m tandem_client.demo")
 
