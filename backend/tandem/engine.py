@@ -222,7 +222,6 @@ class NativeEngine:
         """After its tokens are in: a finished request leaves, a running one shares its prefix."""
         length = len(request.tokens)  # a stop may have cut off accepted tokens
         request.computed = min(request.computed, length)
-        request.draft_computed = min(request.draft_computed, length)
         self.blocks.register(request)
         if request.finish_reason is not None:
             del self.streams[request.id]

@@ -5,8 +5,10 @@ import torch
 
 from tandem import SamplingParams
 from tandem.drafting.steps import Level
+from tandem.request import SpeculationStats
 from tandem.verification.noise import coupled_gumbel, row_key
 from tandem.verification.scores import Row, scores
+from tests.engine.conftest import without_kernels
 from tests.engine.heads import drafting, make_head
 
 METHODS = ("draft_model", "eagle", "eagle3", "eagle31", "mtp")
@@ -135,3 +137,20 @@ def test_once_the_least_length_is_written_chains_are_drafted_in_one_call(watched
     [output] = one.generate([[1, 2, 3]], [params])
     assert len(output.token_ids) > 15
     assert 0 < watch.rounds < output.stats.rounds
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block", "coupled"])
+@pytest.mark.parametrize("way", ["kernels", "torch"])
+@pytest.mark.parametrize(
+    "sampling",
+    [{"temperature": 0}, {}, {"seed": 3, "repetition_penalty": 1.3}, {"presence_penalty": 0.5}],
+)
+def test_a_draft_that_is_the_target_is_kept_whole(engine, target, rule, way, sampling, monkeypatch):
+    """And the target's own token comes behind it."""
+    if way == "torch":
+        without_kernels(monkeypatch)
+    rounds, k = 6, 4
+    one = engine(draft_model=target, num_speculative_tokens=k, acceptance_method=rule)
+    params = SamplingParams(max_tokens=1 + rounds * (1 + k), **sampling)
+    [output] = one.generate([[1, 2, 3]], [params])
+    assert output.stats == SpeculationStats(rounds * k, rounds * k, rounds)
