@@ -59,16 +59,11 @@ def overload_command(
     model: Model = "tandem",
     factor: Annotated[float, typer.Option(help="Times the sustainable rate.")] = 10.0,
     seconds: Annotated[float, typer.Option(help="Of overload.")] = 60.0,
-    niceness: Annotated[int, typer.Option(min=0, max=19, help="Of the clients.")] = 10,
     plot: Plot = None,
     log: Log = None,
 ) -> None:
     """Many more requests than can be answered; is the server's health still told?"""
-    _do(
-        lambda tick: overload(model, factor, seconds, tick, log, niceness),
-        Bar(4 / 3 * seconds),
-        plot,
-    )
+    _do(lambda tick: overload(model, factor, seconds, tick, log), Bar(4 / 3 * seconds), plot)
 
 
 @app.command("faults")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from tandem.serving import Endpoints, ServerOptions, TritonServer
 from tandem.serving.overrides import overridden
 from tandem_client import GrpcClient
 from tools.soak.account import Account, read, settled, troubles
+from tools.soak.cores import cores_apart, on_cores
 from tools.soak.health import Asked, health_asked, too_slow
 from tools.soak.shared_memory import SharedMemory
 from tools.soak.traffic import Ask, Ends, any_ask, closed_loop, open_loop
@@ -173,11 +173,9 @@ def overload(
     seconds: float,
     tick: Tick = lambda: None,
     log: Path | None = None,
-    niceness: int = 0,
 ) -> Result:
-    """Many times the requests that the server can answer, which is measured before. niceness: of
-    the thread that is the clients, from this load on: clients on other machines would not take the
-    server's cores."""
+    """Many times the requests that the server can answer, which is measured before. Clients live on
+    other machines, so here they have a core that the server does not use."""
 
     def ask() -> Ask:
         return Ask(True, "def main(argv):\n", {"max_tokens": 32, "ignore_eos": True}, "read", 0, 0)
@@ -194,12 +192,12 @@ def overload(
         )
         rate = fitting.total / (time.monotonic() - begun)
         with health_asked(urls.http, health, lost):
-            os.nice(niceness)
             await open_loop(urls, model, ask, factor * rate, seconds, ends, tick)
         ends.counts += fitting.counts
         ends.odd += fitting.odd
 
-    with served(model, OVERLOADED, log) as one:
+    cores, of_clients = cores_apart()
+    with on_cores(cores), served(model, OVERLOADED, log) as one, on_cores(of_clients):
         result = _run(one, run)
     found = result.troubles + lost[:10] + too_slow(health) + one.left()
     return result._replace(health=health, troubles=found)
