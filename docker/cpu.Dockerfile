@@ -24,7 +24,7 @@ COPY --chown=1000 tools/setup tools/setup
 ARG PIP_EXTRA_INDEX_URL
 RUN python3 tools/setup/interpreter.py \
     && python3 -m venv .venv \
-    && PIP_CONSTRAINT=requirements.lock .venv/bin/python -m pip install --editable '.[client]' \
+    && .venv/bin/python -m pip install --constraint requirements.lock --editable '.[client]' \
     && .venv/bin/python tools/setup/install_triton.py .triton
 
 # HTTP, gRPC, metrics

@@ -28,7 +28,7 @@ COPY --chown=1000 tools/setup tools/setup
 RUN test -x /opt/tritonserver/bin/tritonserver \
     && python3 tools/setup/interpreter.py \
     && python3 -m venv .venv \
-    && PIP_CONSTRAINT=requirements.lock .venv/bin/python -m pip install --editable '.[client]'
+    && .venv/bin/python -m pip install --constraint requirements.lock --editable '.[client]'
 
 # HTTP, gRPC, metrics
 EXPOSE 8000 8001 8002

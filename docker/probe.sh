@@ -1,7 +1,8 @@
 #!/bin/sh
 # What the images' health checks and Kubernetes' probes run, beside Triton:
 #   probe.sh ready [MODEL]  MODEL, or every one that is loaded, takes requests
-#   probe.sh live           Triton answers, and has lost no model's process, which it never mends
+#   probe.sh live           Triton answers, and has lost no model's process, which it never mends by
+#                           itself: `tandem serve` loads such a model again, and its heart beats anew
 # Both ask HTTP, gRPC and the metrics; GRPC_PORT= leaves gRPC out, where it is off or speaks TLS.
 # Triton before 2.67 calls a model ready whose engine is lost, and 2.51 one whose process has ended:
 # what that one said last stays on /metrics. So the age of its heartbeat counts, a second as a rule.

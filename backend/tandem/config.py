@@ -229,6 +229,11 @@ class EngineConfig(BaseModel):
                 f"speculative_method is {self.speculative_method} but engine is vllm, which has "
                 "one method at a time: choose one."
             )
+        if self.method == "mlp_speculator":
+            raise ConfigError(
+                "speculative_method is mlp_speculator but engine is vllm, which no longer has it: "
+                "choose another method, or engine native."
+            )
         if self.speculative_tree is not None:
             raise ConfigError("speculative_tree is set but engine is vllm, which has chains alone.")
         if self.speculative_token_budget is not None:

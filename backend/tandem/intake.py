@@ -69,6 +69,11 @@ class Intake:
         for run in (self._receive, self._tokenize):
             threading.Thread(target=run, daemon=True).start()
 
+    @property
+    def unread(self) -> int:
+        """Requests whose prompts are still to be tokenized."""
+        return len(self._waiting)
+
     def _receive(self) -> None:
         while True:
             try:

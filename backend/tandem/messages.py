@@ -53,6 +53,9 @@ class Failed(NamedTuple):
 class Alive(NamedTuple):
     """A sign of life, sent again and again."""
 
+    unread: int = 0
+    """Requests whose prompts wait to be tokenized: the engine does not know them yet."""
+
 
 class Broken(NamedTuple):
     """The engine has lost a part of itself and ends."""

@@ -129,7 +129,7 @@ CATALOGUE = (
     Metric(PREFIX_HITS, "counter", "Prompt tokens found in the prefix cache."),
     Metric(RESTARTS, "counter", "Times that the engine's process was started again."),
     Metric(RUNNING, "gauge", "Requests that are computed."),
-    Metric(WAITING, "gauge", "Requests in the queue."),
+    Metric(WAITING, "gauge", "Requests that wait to be tokenized, or in the queue."),
     Metric(KV_USAGE, "gauge", "Share of the KV cache in use, 0 to 1, by runner.", "runner"),
     Metric(LENGTH, "gauge", "Tokens drafted a drafting round, of late."),
     Metric(ACCEPTANCE_RATE, "gauge", "Share of drafted tokens that were kept, of late."),
@@ -172,9 +172,11 @@ def counted(name: str, by: float = 1, label: str = "") -> Report:
     return Report({Key(name, label): by}, {}, {})
 
 
-def standing(up: bool) -> Report:
-    """A report of whether the engine takes requests: it holds none when it begins or has ended."""
-    return Report({}, {Key(UP): float(up), Key(RUNNING): 0.0, Key(WAITING): 0.0}, {})
+def standing(up: bool, runners: Iterable[str] = ()) -> Report:
+    """A report of whether the engine takes requests. When it begins or has ended it holds none, and
+    nothing of its runners' KV caches is in use."""
+    holds = {Key(RUNNING): 0.0, Key(WAITING): 0.0} | {Key(KV_USAGE, one): 0.0 for one in runners}
+    return Report({}, {Key(UP): float(up)} | holds, {})
 
 
 class _Sample:

@@ -26,6 +26,8 @@ from tandem.metrics import (
     REFUSALS,
     RESTARTS,
     UNLOADED,
+    WAITING,
+    Key,
     Report,
     counted,
     standing,
@@ -152,11 +154,15 @@ class EngineService:
         self._process.wait_ready()
         self._broken = ""
         self._launched = time.monotonic()
-        self._on_report(standing(True))
+        self._stand(True)
         with self._lock:
             self._alive = True
             if self._stopping.is_set():
                 self._process.hang_up()
+
+    def _stand(self, up: bool) -> None:
+        self._queued = self._unread = 0.0
+        self._on_report(standing(up, self._config.runners_with_kv))
 
     def _send(self, message: Submit | Abort) -> bool:
         if not self._alive:
@@ -173,7 +179,7 @@ class EngineService:
         """Routes answers until the process ends; then, unless stopped, starts it again."""
         while True:
             self._route_until_closed()
-            self._on_report(standing(False))
+            self._stand(False)
             code = self._process.end()
             if self._stopping.is_set():
                 self._process.tidy()
@@ -236,7 +242,11 @@ class EngineService:
             if isinstance(message, Broken):
                 self._broken = message.reason
             elif isinstance(message, Measured):
-                reports.append(message.report)
+                self._queued = message.report.gauges.get(Key(WAITING), 0.0)
+                reports += [message.report, self._waiting()]
+            elif isinstance(message, Alive):
+                self._unread = message.unread
+                reports.append(self._waiting())
             elif isinstance(message, Refused):
                 self._refuse(message)
             elif isinstance(message, Outputs):
@@ -248,6 +258,10 @@ class EngineService:
             self._answer(output)
         for report in reports:
             self._on_report(report)
+
+    def _waiting(self) -> Report:
+        """In the engine's queue, and before it, as both were told last."""
+        return Report({}, {Key(WAITING): self._queued + self._unread}, {})
 
     def _refuse(self, refused: Refused) -> None:
         sink = self._take_sink(refused.request_id)

@@ -121,7 +121,7 @@ def main() -> None:
     engine.watch(sender.give_up)
     sender.send(Ready())
     watchdog = Watchdog(engine, start.config.step_timeout)
-    threading.Thread(target=_beat, args=(sender, watchdog), daemon=True).start()
+    threading.Thread(target=_beat, args=(sender, watchdog, intake), daemon=True).start()
     try:
         with torch.inference_mode():
             _run(engine, sender, intake.inbox, Deadlines(start.config.queue_timeout))
@@ -163,10 +163,10 @@ class _Sender:
         os._exit(1)
 
 
-def _beat(sender: _Sender, watchdog: Watchdog) -> None:
+def _beat(sender: _Sender, watchdog: Watchdog, intake: Intake) -> None:
     """Shows the service that this process runs, and ends it when its engine is hung."""
     while True:
-        sender.send(Alive())
+        sender.send(Alive(intake.unread))
         if watchdog.hung():
             sender.give_up(watchdog.reason)
         time.sleep(PULSE_S)

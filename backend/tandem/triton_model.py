@@ -29,7 +29,7 @@ from tandem.errors import (
     TandemError,
 )
 from tandem.logs import log_as
-from tandem.metrics import FAILED, INTERNAL, counted
+from tandem.metrics import FAILED, INTERNAL, counted, standing
 from tandem.request import RequestOutput, TokenLogprobs
 from tandem.service import EngineService
 from tandem.triton_metrics import Board, Reports, Void
@@ -61,8 +61,13 @@ class TritonPythonModel:
         log_as(config.log_level)
         self.max_prompt_bytes = config.max_prompt_bytes
         self.reports: Reports = queue.SimpleQueue()
-        self.service = EngineService(config, on_report=self.reports.put)
-        self.board = open_board(args, self.reports)
+        self.reports.put(standing(False))
+        self.board = open_board(args, self.reports)  # first: its heart beats while weights load
+        try:
+            self.service = EngineService(config, on_report=self.reports.put)
+        except BaseException:
+            self.board.close()
+            raise
         self.active: dict[str, ResponseStream] = {}
         self.stopping = threading.Event()
         load = Load(os.getppid(), args["model_name"], args["model_version"])

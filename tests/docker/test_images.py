@@ -9,6 +9,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from tandem import EngineConfig
 from tests.docker.files import FOLDER, IMAGES, PROBES, ROOT, compose, container, manifests, pod
 
 
@@ -167,6 +168,20 @@ def test_kubernetes_asks_as_an_image_does():
     assert container()["startupProbe"]["httpGet"]["path"] == "/v2/health/ready"
     asked = [container()[f"{name}Probe"]["exec"]["command"] for name in PROBES]
     assert asked == [["docker/probe.sh", "ready", "tandem"], ["docker/probe.sh", "live"]]
+
+
+def test_a_pod_has_as_long_to_start_as_its_engine():
+    probe = container()["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] > EngineConfig(model="a").start_timeout
+
+
+@pytest.mark.parametrize("image", IMAGES, ids=lambda path: path.name)
+def test_a_lock_binds_what_is_installed_and_not_what_builds_it(image):
+    """Which pip would do by the variable PIP_CONSTRAINT: a package that is built with other
+    versions than it runs with could not be."""
+    text = image.read_text()
+    assert "--constraint requirements.lock" in text
+    assert "PIP_CONSTRAINT" not in text
 
 
 def test_what_images_start_is_a_command_that_there_is():

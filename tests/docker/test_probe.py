@@ -98,7 +98,7 @@ def healthy():
         ("live", [WELL], True, ""),
         ("live", [LOST], True, ""),  # it starts again by itself
         ("live", [DEAD], False, "tandem has lost its process\n"),
-        ("live", [LOST, DEAD], True, ""),
+        ("live", [LOST, DEAD], True, ""),  # it is being loaded again
         ("live", [], True, ""),
     ],
 )

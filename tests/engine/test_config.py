@@ -222,6 +222,7 @@ def test_what_only_the_vllm_engine_does_is_refused_by_name(values):
         {"acceptance_method": "coupled"},
         {"acceptance_method": "block"},
         {"speculative_method": "ngram,draft_model"},
+        {"speculative_method": "mlp_speculator"},
         {"speculative_tree": 2},
         {"speculative_token_budget": 16},
         {"draft_tensor_parallel_size": 2},

@@ -15,7 +15,7 @@ from tandem.errors import InvalidRequestError
 from tandem.intake import NOTICED, Dropped, Intake
 from tandem.messages import Abort, Refused, Submit
 from tandem.request import SamplingParams
-from tests.engine.sinks import WAIT_S
+from tests.engine.sinks import WAIT_S, until
 
 QUEUE_TIMEOUT = 30.0
 HUGE = NOTICED * "huge"
@@ -77,6 +77,18 @@ def test_prompts_come_as_tokens_and_in_order(ends, tokenizer):
         ours.send(message)
     came = [intake.inbox.get(timeout=WAIT_S) for _ in range(3)]
     assert [(one.request_id, one.prompt) for one in came] == [("a", [3]), ("b", "bad"), ("c", [1])]
+
+
+def test_those_that_wait_to_be_tokenized_are_known(ends, tokenizer):
+    ours, intake = ends
+    for name in ("begun", "waits", "leaves"):
+        ours.send(submit(name))
+    until(lambda: intake.unread == 3)
+    ours.send(Abort("leaves"))
+    until(lambda: intake.unread == 2)
+    tokenizer.may.release(2)
+    assert names(intake, 3) == ["leaves", "begun", "waits"]
+    assert intake.unread == 0
 
 
 def test_long_prompts_let_short_ones_by(ends, tokenizer):

