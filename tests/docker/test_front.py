@@ -1,0 +1,121 @@
+"""What stands before Triton for clients that are not trusted, before a real one."""
+
+import gzip
+import json
+import shutil
+import subprocess
+import time
+
+import httpx2
+import pytest
+
+from tandem.serving.ports import Ports, choose_ports
+from tests.docker.files import FOLDER, compose
+
+pytestmark = [
+    pytest.mark.triton,
+    pytest.mark.skipif(
+        shutil.which("nginx") is None, reason="needs nginx, of Debian's package nginx-light"
+    ),
+]
+MAIN = """
+daemon off; pid {folder}/pid; error_log {folder}/error.log;
+events {{}}
+http {{
+    access_log off; {paths}
+    include {folder}/front.conf;
+}}
+"""
+PATHS = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+GENERATE = "/v2/models/tandem/generate"
+ASK = {"text_input": "def main():", "sampling_parameters": '{"max_tokens": 8, "temperature": 0}'}
+
+
+@pytest.fixture(scope="module")
+def front(triton_server, tmp_path_factory):
+    """A client of nginx, as the file has it but for its port and Triton's."""
+    folder = tmp_path_factory.mktemp("front")
+    port = choose_ports("127.0.0.1", Ports(0, 0, 0)).http
+    text = (FOLDER / "front.conf").read_text().replace("listen 8080", f"listen 127.0.0.1:{port}")
+    (folder / "front.conf").write_text(text.replace("triton:8000", triton_server.endpoints.http))
+    paths = " ".join(f"{one}_temp_path {folder}/{one};" for one in PATHS)
+    (folder / "nginx.conf").write_text(MAIN.format(folder=folder, paths=paths))
+    command = ["nginx", "-p", folder, "-e", folder / "error.log", "-c", folder / "nginx.conf"]
+    with (
+        subprocess.Popen(command) as nginx,
+        httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
+    ):
+        while not is_ready(client):
+            assert nginx.poll() is None, (folder / "error.log").read_text()
+            time.sleep(0.05)
+        yield client
+        nginx.terminate()
+
+
+def is_ready(client):
+    try:
+        return client.get("/v2/health/ready").status_code == 200
+    except httpx2.ConnectError:
+        return False
+
+
+def test_it_answers_as_triton_does(front, triton_server):
+    straight = httpx2.post(f"http://{triton_server.endpoints.http}{GENERATE}", json=ASK, timeout=60)
+    behind = front.post(GENERATE, json=ASK)
+    assert (behind.status_code, behind.json()) == (200, straight.json())
+    assert front.get("/v2/models/tandem/ready").status_code == 200
+
+
+def test_tokens_come_one_by_one(front):
+    slow = ASK | {"stream": True, "sampling_parameters": '{"max_tokens": 400, "ignore_eos": true}'}
+    times = []
+    with front.stream("POST", f"{GENERATE}_stream", json=slow) as answer:
+        for line in answer.iter_lines():
+            times += [time.monotonic()] * line.startswith("data:")
+    assert len(times) > 40
+    assert times[len(times) // 2] < times[0] + 0.9 * (times[-1] - times[0])
+
+
+DEEP = '{"text_input": %s, "more": 1}'
+BODIES = {
+    "deep": (DEEP % ("[" * 50_000 + "]" * 50_000), 413),
+    "deep where nothing is known": ('{"x": %s}' % ("[" * 200_000 + "]" * 200_000), 413),
+    "as deep as it may be": (DEEP % ("[" * 29_000 + "]" * 29_000), 400),
+    "without an end": ("[" * 60_000, 500),
+}
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_no_body_ends_triton(front, triton_server, body):
+    text, status = BODIES[body]
+    assert front.post(GENERATE, content=text).status_code == status
+    packed = {"Content-Encoding": "gzip"}
+    found = front.post(GENERATE, content=gzip.compress(text.encode()), headers=packed)
+    assert found.status_code == 415
+    assert triton_server.exit_code() is None
+    assert front.post(GENERATE, json=ASK).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v2/repository/index",
+        "/v2/repository/models/tandem/unload",
+        "/v2/models/../repository/models/tandem/unload",
+        "/v2/models/tandem/%2e%2e/%2e%2e/repository/models/tandem/unload",
+        "/v2/systemsharedmemory/region/a/register",
+        "/v2/models/tandem/trace/setting",
+        "/v2/logging",
+        "/metrics",
+    ],
+)
+def test_nothing_but_models_is_reached(front, path):
+    assert front.post(path, json={}).status_code == 403
+    assert front.get("/v2/models/tandem/ready").status_code == 200
+
+
+def test_compose_puts_it_before_triton_where_asked():
+    service = compose()["front"]
+    assert service["profiles"] == ["front"]
+    assert service["volumes"] == ["./front.conf:/etc/nginx/conf.d/default.conf:ro"]
+    assert service["ports"] == ["8080:8080"]
