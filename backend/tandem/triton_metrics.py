@@ -25,6 +25,7 @@ class Void:
     def __init__(self, reports: Reports) -> None:
         self._reports = reports
         self._closing = threading.Event()
+        self._looking = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="tandem-metrics", daemon=True)
         self._thread.start()
 
@@ -34,16 +35,18 @@ class Void:
         self._thread.join()
 
     def _run(self) -> None:
-        self._look()
+        self.look()
         while not self._closing.wait(PAUSE_S):
-            self._look()
-        self._look()
+            self.look()
+        self.look()
 
-    def _look(self) -> None:
-        reports: list[Report] = []
-        while not self._reports.empty():
-            reports.append(self._reports.get())
-        self._take(merged(reports))
+    def look(self) -> None:
+        """Takes what has come, at once."""
+        with self._looking:
+            reports: list[Report] = []
+            while not self._reports.empty():
+                reports.append(self._reports.get())
+            self._take(merged(reports))
 
     def _take(self, report: Report) -> None:
         """What has come together since the last look, which may be nothing."""

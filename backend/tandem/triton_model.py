@@ -68,6 +68,7 @@ class TritonPythonModel:
         except BaseException:
             self.board.close()
             raise
+        self.board.look()  # a model that is ready is said to be up
         self.active: dict[str, ResponseStream] = {}
         self.stopping = threading.Event()
         load = Load(os.getppid(), args["model_name"], args["model_version"])

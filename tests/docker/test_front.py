@@ -1,7 +1,6 @@
 """What stands before Triton for clients that are not trusted, before a real one."""
 
 import gzip
-import json
 import shutil
 import subprocess
 import time

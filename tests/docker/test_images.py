@@ -171,8 +171,8 @@ def test_kubernetes_asks_as_an_image_does():
 
 
 def test_a_pod_has_as_long_to_start_as_its_engine():
-    probe = container()["startupProbe"]
-    assert probe["periodSeconds"] * probe["failureThreshold"] > EngineConfig(model="a").start_timeout
+    probe, engine = container()["startupProbe"], EngineConfig(model="a")
+    assert probe["periodSeconds"] * probe["failureThreshold"] > engine.start_timeout
 
 
 @pytest.mark.parametrize("image", IMAGES, ids=lambda path: path.name)

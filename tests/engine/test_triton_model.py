@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tandem.errors import ConfigError, EngineDeadError, QueueFullError
-from tandem.metrics import FAILED, HEARTBEAT, INTERNAL, UP, counted
+from tandem.metrics import FAILED, HEARTBEAT, INTERNAL, UP, counted, standing
 from tandem.request import RequestOutput, SpeculationStats
 from tests.engine import fake_pb_utils
 from tests.engine.fake_pb_utils import MetricFamily, Request, TritonError
@@ -19,7 +19,7 @@ from tests.engine.sinks import until
 
 fake_pb_utils.install()
 
-from tandem import triton_model  # noqa: E402
+from tandem import triton_metrics, triton_model  # noqa: E402
 from tandem.triton_model import TritonPythonModel  # noqa: E402
 
 
@@ -59,12 +59,34 @@ def test_a_heart_beats_while_weights_load(monkeypatch, tmp_path):
 
     monkeypatch.setattr(triton_model, "EngineService", load)
     loading = TritonPythonModel()
-    config = {"parameters": {"model": {"string_value": "target"}}}
-    args = {"model_name": "tandem", "model_version": "1", "model_repository": str(tmp_path)}
     with pytest.raises(ConfigError):
-        loading.initialize(args | {"model_config": json.dumps(config)})
+        loading.initialize(arguments(tmp_path))
     assert shown == {"up": 0}
     assert not loading.board._families  # nor is it shown any longer
+
+
+def test_a_model_that_is_ready_is_said_to_be_up(monkeypatch, tmp_path):
+    class Ready(FakeService):
+        def __init__(self, config, on_report):
+            super().__init__()
+            on_report(standing(True))
+
+        def stop(self):
+            """Nothing runs."""
+
+    monkeypatch.setattr(triton_model, "EngineService", Ready)
+    monkeypatch.setattr(triton_metrics, "PAUSE_S", 60.0)
+    one = TritonPythonModel()
+    one.initialize(arguments(tmp_path))
+    assert MetricFamily.made[UP].metrics[0].value == 1
+    one.finalize()
+
+
+def arguments(folder):
+    """What Triton would say of a model."""
+    config = {"parameters": {"model": {"string_value": "target"}}}
+    args = {"model_name": "tandem", "model_version": "1", "model_repository": str(folder)}
+    return args | {"model_config": json.dumps(config)}
 
 
 @pytest.fixture

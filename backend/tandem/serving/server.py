@@ -118,9 +118,7 @@ class TritonServer:
                 preexec_fn=end_with_parent(),
             )
 
-    def wait_ready(
-        self, timeout: float = math.inf, tick: Callable[[], None] | None = None
-    ) -> None:
+    def wait_ready(self, timeout: float = math.inf, tick: Callable[[], None] | None = None) -> None:
         """Returns when the server and all of `options.models` are ready, or raises the reason. A
         model that does not load within its own `start_timeout` ends the server.
 
