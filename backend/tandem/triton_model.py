@@ -29,7 +29,7 @@ from tandem.errors import (
     TandemError,
 )
 from tandem.logs import log_as
-from tandem.metrics import FAILED, INTERNAL, counted, standing
+from tandem.metrics import FAILED, INTERNAL, counted
 from tandem.request import RequestOutput, TokenLogprobs
 from tandem.service import EngineService
 from tandem.triton_metrics import Board, Reports, Void
@@ -61,7 +61,6 @@ class TritonPythonModel:
         log_as(config.log_level)
         self.max_prompt_bytes = config.max_prompt_bytes
         self.reports: Reports = queue.SimpleQueue()
-        self.reports.put(standing(False))
         self.board = open_board(args, self.reports)  # first: its heart beats while weights load
         try:
             self.service = EngineService(config, on_report=self.reports.put)

@@ -5,14 +5,16 @@ import mmap
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
-from tools.soak import __main__, shared_memory
+from tools.soak import __main__, runs, shared_memory
 from tools.soak.account import Account, troubles
 from tools.soak.cores import cores_apart, on_cores
 from tools.soak.health import Asked, too_slow
-from tools.soak.runs import kept
+from tools.soak.runs import Result, kept
 from tools.soak.shared_memory import SharedMemory
 from tools.soak.traffic import Ends
 from tools.soak.watch import Sample, trend
@@ -112,6 +114,24 @@ def test_a_server_and_its_clients_have_cores_of_their_own():
         told = subprocess.run(tell, capture_output=True, text=True, check=True).stdout
     assert {int(core) for core in told.split()} == of_clients
     assert os.sched_getaffinity(0) == here
+
+
+def test_an_overload_comes_from_another_core_than_the_servers(monkeypatch):
+    seen = {}
+
+    @contextmanager
+    def served(*_):
+        seen["server"] = os.sched_getaffinity(0)
+        yield SimpleNamespace(left=list)
+
+    def run(*_):
+        seen["clients"] = os.sched_getaffinity(0)
+        return Result({}, server(), {}, {}, None, None, [], [], 0.0)
+
+    monkeypatch.setattr(runs, "served", served)
+    monkeypatch.setattr(runs, "_run", run)
+    assert runs.overload("tandem", 10, 1).troubles == ["The server's health was never told."]
+    assert (seen["server"], seen["clients"]) == cores_apart()
 
 
 # -- what a run is, and what it leaves ---------------------------------------------------------

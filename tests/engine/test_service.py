@@ -21,6 +21,7 @@ from tandem.messages import Alive, Measured, Outputs, Refused
 from tandem.metrics import (
     FAILED,
     FINISHED,
+    KV_USAGE,
     RESTARTS,
     RUNNING,
     UP,
@@ -182,6 +183,26 @@ def test_those_wait_whose_prompts_are_not_tokenized_yet(shared, monkeypatch):
         shared._dispatch([message])
     told = [one.gauges[Key(WAITING)] for one in reports if set(one.gauges) == {Key(WAITING)}]
     assert [one for one in told if one] == [2, 5, 4, 1]
+
+
+def test_prompts_that_are_being_tokenized_are_seen_to_wait(shared, monkeypatch):
+    """Also where the engine has nothing to do, and so nothing to tell."""
+    reports: list[Report] = []
+    monkeypatch.setattr(shared, "_on_report", reports.append)
+    answers = [submit(shared, "t1 " * 300_000) for _ in range(20)]
+    until(lambda: any(one.gauges.get(Key(WAITING)) for one in reports))
+    for answer in answers:
+        shared.abort(answer.id)
+        answer.wait()
+    until(lambda: reports[-1].gauges.get(Key(WAITING)) == 0)
+
+
+def test_an_engine_that_has_ended_uses_no_cache(shared, monkeypatch):
+    reports: list[Report] = []
+    monkeypatch.setattr(shared, "_on_report", reports.append)
+    shared._stand(False)
+    used = [merged(reports).gauges.get(Key(KV_USAGE, runner)) for runner in ("target", "draft")]
+    assert used == [0, 0]
 
 
 def test_sending_does_not_wait_for_long_prompts_to_be_read(shared):
