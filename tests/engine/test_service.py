@@ -179,7 +179,7 @@ def test_those_wait_whose_prompts_are_not_tokenized_yet(shared, monkeypatch):
     reports: list[Report] = []
     monkeypatch.setattr(shared, "_on_report", reports.append)
     busy = Report({}, {Key(RUNNING): 4.0, Key(WAITING): 3.0}, {})
-    for message in (Alive(2), Measured(busy), Alive(1), Measured(Report({}, {}, {}))):
+    for message in (Alive(2), Measured(busy), Alive(1), Measured(Report({}, {}, {})), Alive(0)):
         shared._dispatch([message])
     told = [one.gauges[Key(WAITING)] for one in reports if set(one.gauges) == {Key(WAITING)}]
     assert [one for one in told if one] == [2, 5, 4, 1]
