@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 from tandem.errors import RequestTimeoutError
-from tandem.messages import Refused, Submit
+from tandem.messages import Refused
+from tandem.request import SamplingParams
 
 FEW = 1024
 
@@ -57,12 +58,11 @@ class Deadlines:
         self._heap: list[Deadline] = []
         self._most = FEW
 
-    def add(self, asked: Submit) -> None:
-        """A request that was taken."""
-        for seconds, queued in ((asked.params.timeout, False), (self._queue_timeout, True)):
+    def add(self, request_id: str, params: SamplingParams, arrival: float) -> None:
+        """A request that was taken. arrival: by `time.monotonic`."""
+        for seconds, queued in ((params.timeout, False), (self._queue_timeout, True)):
             if seconds is not None:
-                deadline = Deadline(asked.arrival + seconds, asked.request_id, seconds, queued)
-                heapq.heappush(self._heap, deadline)
+                heapq.heappush(self._heap, Deadline(arrival + seconds, request_id, seconds, queued))
 
     def pause(self) -> float | None:
         """Seconds until the next one is over; None: there is none."""

@@ -18,10 +18,11 @@ from tandem.batch import TargetBatch, computed_rows, target_batch
 from tandem.config import EngineConfig
 from tandem.drafting import Verdict, Verified
 from tandem.errors import InvalidRequestError
-from tandem.metrics import DRAFTING, KV_USAGE, RUNNING, VERIFYING, WAITING, Key, Report
+from tandem.metrics import DRAFTING, KV_USAGE, ROUNDS, RUNNING, VERIFYING, WAITING, Key, Report
 from tandem.models.decoder import Passed
 from tandem.output import OutputStream, Streams, gather_logprobs
 from tandem.request import (
+    Banned,
     Prompt,
     Request,
     RequestOutput,
@@ -70,24 +71,30 @@ class NativeEngine:
     # -- requests ------------------------------------------------------------------------------
 
     def add_request(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        request_id: str | None = None,
-        arrival: float | None = None,
+        self, prompt: Prompt, params: SamplingParams, request_id: str | None = None
     ) -> str:
-        """Queues a prompt. arrival: by `time.monotonic`; None: now. Raises `InvalidRequestError`
-        or `QueueFullError`."""
+        """Queues a prompt; the request's id. Raises `InvalidRequestError` or `QueueFullError`."""
+        request = self.prepare(prompt, params, request_id or f"request-{next(self._ids)}")
+        self.add(request)
+        return request.id
+
+    def prepare(
+        self, prompt: Prompt, params: SamplingParams, request_id: str, arrival: float | None = None
+    ) -> Request:
+        """A request, checked and tokenized. arrival: by `time.monotonic`; None: now. Called from
+        any thread. Raises `InvalidRequestError`."""
         tokens = self.tokenizer.prompt(prompt, self.limits.max_model_len)
-        name = request_id or f"request-{next(self._ids)}"
-        request = self.limits.request(name, tokens, params, arrival)
+        request = self.limits.request(request_id, tokens, params, arrival)
         request.seed = self._coupling_seed(params)
-        request.banned = [ids for word in params.bad_words for ids in self._spellings(word)]
+        request.banned = Banned([ids for word in params.bad_words for ids in self._spellings(word)])
+        return request
+
+    def add(self, request: Request) -> None:
+        """Queues what was prepared. Raises `InvalidRequestError` or `QueueFullError`."""
         if request.id in self.streams:
             raise InvalidRequestError(f"The request id {request.id!r} is in use: choose another.")
         self.scheduler.add(request)
         self.streams[request.id] = OutputStream(request, self.tokenizer, self.meters)
-        return request.id
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """Drops a request at once, freeing its KV; None if it is not (or no longer) here."""
@@ -175,6 +182,7 @@ class NativeEngine:
             self.blocks.register(chunk.request)
         for place, ((request, _), verdict) in enumerate(zip(plan.decodes, verdicts, strict=False)):
             self._count(request, len(draft.tokens[place]), draft.depth(place), verdict)
+        self.meters.count(ROUNDS, len(plan.decodes))
         outputs: list[RequestOutput] = []
         first = 0
         for request, tokens, verdict in zip(batch.requests, draft.tokens, verdicts, strict=True):

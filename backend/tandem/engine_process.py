@@ -92,14 +92,15 @@ class EngineProcess:
         """Ends the process at once."""
         self._process.kill()
 
-    def end(self) -> int:
-        """Closes the connection and waits for the process, not for ever; its exit code."""
+    def end(self) -> int | None:
+        """Closes the connection and waits for the process, not for ever; its exit code, or None
+        where even a kill does not end it, as when a device holds it."""
         self.connection.close()
-        try:
-            return self._process.wait(STOP_GRACE_S)
-        except subprocess.TimeoutExpired:
+        for _ in range(2):
+            with suppress(subprocess.TimeoutExpired):
+                return self._process.wait(STOP_GRACE_S)
             self._process.kill()
-            return self._process.wait()
+        return None
 
     def tidy(self) -> None:
         """Behind the process's end: waits for all that it started, not for ever. vLLM's processes

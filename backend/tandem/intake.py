@@ -1,40 +1,46 @@
-"""What the engine's process is sent: read at once, prompts tokenized on the way to the engine."""
+"""What the engine's process is sent: read at once, prepared on the way to the engine."""
 
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import queue
 import threading
-from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import NamedTuple, Protocol
 
 from tandem.deadlines import Deadlines
 from tandem.errors import TandemError
-from tandem.limits import Limits
 from tandem.messages import Abort, Refused, Submit
-from tandem.request import Prompt
-from tandem.tokenizer import Tokenizer
+from tandem.request import Prompt, Request, SamplingParams
+
+logger = logging.getLogger("tandem")
 
 NOTICED = 4096
 """Characters that take long enough to be tokenized, some milliseconds, for others to be let by."""
 
 
 class Dropped(NamedTuple):
-    """A request that was taken back before its prompt was tokenized: the engine never sees it."""
+    """A request that was taken back before it was prepared: the engine never sees it."""
 
     request_id: str
 
 
-Inbox = queue.SimpleQueue[Submit | Abort | Dropped | Refused]
+ToEngine = Request | Abort | Dropped | Refused
+Inbox = queue.SimpleQueue[ToEngine]
 
 
 class Reader(Protocol):
-    """What an engine is to those who tokenize for it."""
+    """What an engine is to those who prepare requests for it."""
 
-    tokenizer: Tokenizer
-    limits: Limits
+    def prepare(
+        self, prompt: Prompt, params: SamplingParams, request_id: str, arrival: float | None = None
+    ) -> Request:
+        """All that can be done for a request beside the engine's steps: it is checked, and its
+        texts are tokenized, which takes long. Called from any thread. Raises
+        `InvalidRequestError`."""
+        ...
 
     def wake(self) -> None:
         """Something has come: a `step` that only waits is to end. Called from any thread."""
@@ -42,7 +48,7 @@ class Reader(Protocol):
 
 
 class _Unread(set[str]):
-    """Requests whose prompts are still to be tokenized."""
+    """Requests that are still to be prepared."""
 
     def waits(self, request_id: str) -> bool:
         """All that are here do."""
@@ -50,9 +56,9 @@ class _Unread(set[str]):
 
 
 class Intake:
-    """One thread receives, so that the other side never waits to send, and one tokenizes, so that
-    long prompts do not hold up the engine. Who takes a request back does not wait for either, nor
-    does one whose time is over. Of the prompts that wait, long ones let others by."""
+    """One thread receives, so that the other side never waits to send, and one prepares, so that
+    what is long to tokenize does not hold up the engine. Who takes a request back does not wait for
+    either, nor does one whose time is over. Of the prompts that wait, long ones let others by."""
 
     def __init__(self, connection: Connection, engine: Reader, queue_timeout: float | None) -> None:
         """When the connection closes, the process ends at once."""
@@ -66,7 +72,7 @@ class Intake:
         self._waiting = _Unread()
         """Changed under ..."""
         self._lock = threading.Lock()
-        for run in (self._receive, self._tokenize):
+        for run in (self._receive, self._prepare_all):
             threading.Thread(target=run, daemon=True).start()
 
     @property
@@ -91,7 +97,7 @@ class Intake:
         if isinstance(message, Submit):
             with self._lock:
                 self._waiting.add(message.request_id)
-            self._deadlines.add(message)
+            self._deadlines.add(message.request_id, message.params, message.arrival)
             rank = message.params.priority, _length(message.prompt), next(self._places)
             self._submitted.put((*rank, message))
         elif self._left(message.request_id):
@@ -106,24 +112,31 @@ class Intake:
             self._waiting.discard(request_id)
             return waited
 
-    def _tokenize(self) -> None:
+    def _prepare_all(self) -> None:
         while True:
             *_, submit = self._submitted.get()
-            self._prepare(submit)
+            with self._lock:
+                if submit.request_id not in self._waiting:
+                    continue
+            prepared = self._prepared(submit)
+            with self._lock:  # an abort comes before this, or behind it in the inbox
+                if submit.request_id in self._waiting:
+                    self._waiting.discard(submit.request_id)
+                    self._pass_on(prepared)
 
-    def _prepare(self, submit: Submit) -> None:
-        with self._lock:
-            if submit.request_id not in self._waiting:
-                return
-        with suppress(TandemError):  # the engine refuses it when its turn comes
-            most = self._engine.limits.max_model_len
-            submit = submit._replace(prompt=self._engine.tokenizer.prompt(submit.prompt, most))
-        with self._lock:  # an abort comes before this, or behind it in the inbox
-            if submit.request_id in self._waiting:
-                self._waiting.discard(submit.request_id)
-                self._pass_on(submit)
+    def _prepared(self, submit: Submit) -> Request | Refused:
+        name, prompt, params, arrival = submit
+        try:
+            return self._engine.prepare(prompt, params, name, arrival)
+        except TandemError as error:
+            return Refused(name, type(error).__name__, str(error))
+        except Exception:  # or nobody's request would be prepared any more
+            logger.exception("%s could not be prepared.", name)
+            return Refused(
+                name, TandemError.__name__, "The request could not be read: see the log."
+            )
 
-    def _pass_on(self, message: Submit | Abort | Dropped | Refused) -> None:
+    def _pass_on(self, message: ToEngine) -> None:
         self.inbox.put(message)
         self._engine.wake()
 

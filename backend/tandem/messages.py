@@ -15,7 +15,7 @@ from tandem.errors import (
 from tandem.metrics import Report
 from tandem.request import Prompt, RequestOutput, SamplingParams
 
-REFUSING = (InvalidRequestError, QueueFullError, RequestTimeoutError)
+REFUSING = (InvalidRequestError, QueueFullError, RequestTimeoutError, TandemError)
 
 
 class Submit(NamedTuple):
@@ -54,7 +54,7 @@ class Alive(NamedTuple):
     """A sign of life, sent again and again."""
 
     unread: int = 0
-    """Requests whose prompts wait to be tokenized: the engine does not know them yet."""
+    """Requests that wait to be prepared: the engine does not know them yet."""
 
 
 class Broken(NamedTuple):

@@ -35,11 +35,14 @@ class Metric(NamedTuple):
     """Of the label, as far as they are known beforehand."""
     buckets: tuple[float, ...] = ()
     """Upper ends, of a histogram."""
+    at_once: bool = True
+    """Whether it is there before there is something to say."""
 
     @property
     def members(self) -> list[Key]:
         """Those that are there from the beginning, at 0: a rate has to begin at something."""
-        return [Key(self.name, value) for value in (self.values if self.label else ("",))]
+        known = self.values if self.label else ("",)
+        return [Key(self.name, value) for value in known if self.at_once]
 
 
 class Key(NamedTuple):
@@ -49,6 +52,7 @@ class Key(NamedTuple):
     label: str = ""
 
 
+ROUNDS = "tandem_decode_rounds_total"
 DRAFTS = "tandem_spec_decode_num_drafts_total"
 DRAFT_TOKENS = "tandem_spec_decode_num_draft_tokens_total"
 DRAFT_POSITIONS = "tandem_spec_decode_num_draft_positions_total"
@@ -93,7 +97,13 @@ def _times(name: str, help: str, buckets: tuple[float, ...]) -> Metric:
     return Metric(name, "histogram", help, buckets=buckets)
 
 
+def _of_drafts(name: str, help: str) -> Metric:
+    """Nothing is told before something was drafted: 0 would mean that nothing was kept."""
+    return Metric(name, "gauge", help, at_once=False)
+
+
 CATALOGUE = (
+    Metric(ROUNDS, "counter", "Rounds of a request that decodes, with a draft or without."),
     Metric(DRAFTS, "counter", "Rounds of a request in which tokens were drafted."),
     Metric(DRAFT_TOKENS, "counter", "Tokens drafted."),
     Metric(
@@ -131,12 +141,11 @@ CATALOGUE = (
     Metric(RUNNING, "gauge", "Requests that are computed."),
     Metric(WAITING, "gauge", "Requests that wait to be tokenized, or in the queue."),
     Metric(KV_USAGE, "gauge", "Share of the KV cache in use, 0 to 1, by runner.", "runner"),
-    Metric(LENGTH, "gauge", "Tokens drafted a drafting round, of late."),
-    Metric(ACCEPTANCE_RATE, "gauge", "Share of drafted tokens that were kept, of late."),
-    Metric(ACCEPTANCE_LENGTH, "gauge", "Tokens that a drafting round yields, of late."),
-    Metric(
+    Metric(LENGTH, "gauge", "Tokens drafted a round of a request, of late; 0: none are."),
+    _of_drafts(ACCEPTANCE_RATE, "Share of drafted tokens that were kept, of late."),
+    _of_drafts(ACCEPTANCE_LENGTH, "Tokens that a drafting round yields, of late."),
+    _of_drafts(
         EFFICIENCY,
-        "gauge",
         "What a drafting round yields by the most that it could, of late: 1 if all that was "
         "drafted, of a tree its longest path, were kept.",
     ),
@@ -148,7 +157,7 @@ CATALOGUE = (
         "From a request's last tokens to its next ones, by how many they are, of each of these.",
         SECONDS_OF_A_STEP,
     ),
-    _times(END_TO_END, "From a request's arrival to its end.", SECONDS),
+    _times(END_TO_END, "From the arrival of a request that is answered whole to its end.", SECONDS),
     _times(QUEUED, "From a request's arrival to its first computation.", SECONDS),
     _times(DRAFTING, "Drafting, of a step that drafts.", SECONDS_OF_A_STEP),
     _times(VERIFYING, "The target's pass and its verification, of a step.", SECONDS_OF_A_STEP),
@@ -258,21 +267,39 @@ class Recent:
     HALVED_AFTER = 1000.0  # rounds behind which one counts half
 
     def __init__(self) -> None:
+        self._rounds = self._drafted_in_rounds = 0.0
+        """Of all rounds, and..."""
         self._drafts = self._drafted = self._positions = self._accepted = 0.0
+        """... of those with drafts, which have not faded by those without."""
 
     def gauges(self, counts: Mapping[Key, float]) -> dict[Key, float]:
-        """The rates, with these counts taken in; nothing before anything was drafted."""
-        rounds = counts.get(Key(DRAFTS), 0.0)
-        faded = 0.5 ** (rounds / self.HALVED_AFTER)
-        self._drafts = faded * self._drafts + rounds
-        self._drafted = faded * self._drafted + counts.get(Key(DRAFT_TOKENS), 0.0)
-        self._positions = faded * self._positions + counts.get(Key(DRAFT_POSITIONS), 0.0)
-        self._accepted = faded * self._accepted + counts.get(Key(ACCEPTED_TOKENS), 0.0)
+        """The rates, with these counts taken in; those of drafts once something was drafted."""
+        rounds, drafts, drafted, positions, accepted = (
+            counts.get(Key(name), 0.0)
+            for name in (ROUNDS, DRAFTS, DRAFT_TOKENS, DRAFT_POSITIONS, ACCEPTED_TOKENS)
+        )
+        faded = self._faded(rounds)
+        self._rounds = faded * self._rounds + rounds
+        self._drafted_in_rounds = faded * self._drafted_in_rounds + drafted
+        faded = self._faded(drafts)
+        self._drafts = faded * self._drafts + drafts
+        self._drafted = faded * self._drafted + drafted
+        self._positions = faded * self._positions + positions
+        self._accepted = faded * self._accepted + accepted
+        return self._length() | self._of_drafts()
+
+    def _faded(self, rounds: float) -> float:
+        """What the rounds before count for."""
+        return 0.5 ** (rounds / self.HALVED_AFTER)
+
+    def _length(self) -> dict[Key, float]:
+        return {Key(LENGTH): self._drafted_in_rounds / self._rounds} if self._rounds else {}
+
+    def _of_drafts(self) -> dict[Key, float]:
         if not self._drafted:
             return {}
         yielded = 1 + self._accepted / self._drafts
         return {
-            Key(LENGTH): self._drafted / self._drafts,
             Key(ACCEPTANCE_RATE): self._accepted / self._drafted,
             Key(ACCEPTANCE_LENGTH): yielded,
             Key(EFFICIENCY): yielded / (1 + self._positions / self._drafts),

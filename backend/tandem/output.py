@@ -14,7 +14,6 @@ from tandem.metrics import (
     FIRST_TOKEN,
     GENERATED_TOKENS,
     PROMPT_TOKENS,
-    QUEUED,
     Meters,
 )
 from tandem.request import Request, RequestOutput, TokenLogprobs
@@ -71,8 +70,6 @@ class OutputStream:
     def _meter_first(self, now: float) -> None:
         self.meters.count(PROMPT_TOKENS, self.request.num_prompt)
         self.meters.observe(FIRST_TOKEN, now - self.request.arrival)
-        if self.request.admitted is not None:
-            self.meters.observe(QUEUED, self.request.admitted - self.request.arrival)
 
     def abort(self) -> RequestOutput:
         """The last word on a request that is taken back."""

@@ -204,6 +204,36 @@ class RequestOutput:
         self.stats = later.stats
 
 
+class Banned:
+    """Token sequences that must not be completed."""
+
+    def __init__(self, sequences: Sequence[Sequence[int]] = ()) -> None:
+        """Of one token or more each."""
+        self._ends: dict[tuple[int, ...], list[int]] = {}
+        for *begin, last in sequences:
+            self._ends.setdefault(tuple(begin), []).append(last)
+        self._lengths = sorted({len(begin) for begin in self._ends})
+
+    def __bool__(self) -> bool:
+        return bool(self._ends)
+
+    def next(self, request: Request, drafted: Sequence[int]) -> list[int]:
+        """What must not follow the request's output and the tokens drafted behind it. Looked up by
+        the last few tokens: of sequences there may be hundreds."""
+        found: list[int] = []
+        written = request.num_output + len(drafted)
+        for count in self._lengths:
+            if count <= written:
+                kept = max(0, count - len(drafted))
+                before = request.tokens[len(request.tokens) - kept :]
+                begin = (*before, *drafted[len(drafted) - count + kept :])
+                found += self._ends.get(begin, ())
+        return found
+
+
+NOTHING_BANNED = Banned()
+
+
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Request:
     """A request inside the engine. The scheduler and the engine's commit change it."""
@@ -219,8 +249,8 @@ class Request:
     """Most tokens of prompt and output together."""
     stop_ids: frozenset[int]
     """Token ids that end the request (end of sequence, stop_token_ids)."""
-    banned: list[list[int]] = field(default_factory=list)
-    """Token sequences that must not be completed (bad_words)."""
+    banned: Banned = NOTHING_BANNED
+    """From bad_words."""
     arrival: float = field(default_factory=time.monotonic)
     """By `time.monotonic`."""
     admitted: float | None = None

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from tandem.config import EngineConfig
 from tandem.errors import QueueFullError
 from tandem.kv_cache import BlockManager
-from tandem.metrics import PREEMPTIONS, PREFIX_HITS, PREFIX_QUERIES, Meters
+from tandem.metrics import PREEMPTIONS, PREFIX_HITS, PREFIX_QUERIES, QUEUED, Meters
 from tandem.request import Request
 
 
@@ -188,6 +188,7 @@ class Scheduler:
         if request.admitted is not None:  # it comes back after a preemption
             return
         request.admitted = time.monotonic()
+        self.meters.observe(QUEUED, request.admitted - request.arrival)
         if self.blocks.prefix_caching:
             self.meters.count(PREFIX_QUERIES, len(request.tokens))
             self.meters.count(PREFIX_HITS, request.computed)

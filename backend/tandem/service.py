@@ -22,6 +22,7 @@ from tandem.messages import Abort, Alive, Broken, Measured, Outputs, Refused, Su
 from tandem.metrics import (
     FAILED,
     FINISHED,
+    INTERNAL,
     LOST,
     REFUSALS,
     RESTARTS,
@@ -43,6 +44,7 @@ HEALTHY_S = 60.0  # an engine that has run for so long is no longer one that cra
 UNLOADING = "The model is being unloaded."
 HANG_S = 4.0  # an engine that has been silent for so long is lost
 
+_OUTCOMES = REFUSALS | {TandemError.__name__: INTERNAL}
 FromEngine = Alive | Broken | Measured | Outputs | Refused
 
 
@@ -82,6 +84,7 @@ class EngineService:
         self._alive = False
         self._crashes = 0  # one soon after the other
         self._broken = ""  # why the engine ends, where it could still say so
+        self._told = False  # why it has ended
         self._launch()
         self._thread = threading.Thread(target=self._watch, name="tandem-service", daemon=True)
         self._thread.start()
@@ -152,7 +155,7 @@ class EngineService:
                 raise EngineDeadError(UNLOADING)
             self._process = EngineProcess(self._config, self._python)
         self._process.wait_ready()
-        self._broken = ""
+        self._broken, self._told = "", False
         self._launched = time.monotonic()
         self._stand(True)
         with self._lock:
@@ -180,16 +183,25 @@ class EngineService:
         while True:
             self._route_until_closed()
             self._stand(False)
+            if self._broken:  # its end may take long, or, where a device holds it, never come
+                self._lose_all(self._broken)
             code = self._process.end()
             if self._stopping.is_set():
                 self._process.tidy()
                 return
-            reason = self._broken or f"The engine's process ended with code {code}."
-            logger.error("%s It is started again.", reason)
-            self._fail_all(f"{reason.rstrip('.')}: send the request again.", LOST)
+            how = "does not end" if code is None else f"ended with code {code}"
+            self._lose_all(f"The engine's process {how}.")
             self._process.tidy()
             if not self._relaunch():
                 return
+
+    def _lose_all(self, reason: str) -> None:
+        """Answers all requests with why the engine is lost, unless we stop it."""
+        if self._stopping.is_set() or self._told:
+            return
+        self._told = True
+        logger.error("%s It is started again.", reason)
+        self._fail_all(f"{reason.rstrip('.')}: send the request again.", LOST)
 
     def _relaunch(self) -> bool:
         if time.monotonic() - self._launched > HEALTHY_S:
@@ -266,7 +278,7 @@ class EngineService:
     def _refuse(self, refused: Refused) -> None:
         sink = self._take_sink(refused.request_id)
         if sink is not None:
-            self._on_report(counted(FAILED, 1, REFUSALS.get(refused.kind, LOST)))
+            self._on_report(counted(FAILED, 1, _OUTCOMES.get(refused.kind, LOST)))
             logger.debug("%s has ended: %s", refused.request_id, refused.reason)
             _deliver(refused.request_id, sink.on_error, refused.error())
 
@@ -277,20 +289,18 @@ class EngineService:
             return
         if output.finished:
             self._take_sink(request_id)
-            self._count_end(output.finish_reason)
-            logger.debug("%s has ended: %s.", request_id, output.finish_reason)
         if not _deliver(request_id, sink.on_output, output):
             self._give_up(request_id, sink)
-
-    def _count_end(self, reason: str | None) -> None:
-        """Here, for what a killed engine had counted and not yet told would be lost."""
-        self._on_report(counted(FINISHED, 1, reason or ""))
+        elif output.finished:
+            # counted here, for what a killed engine had counted and not yet told would be lost
+            self._on_report(counted(FINISHED, 1, output.finish_reason or ""))
+            logger.debug("%s has ended: %s.", request_id, output.finish_reason)
 
     def _give_up(self, request_id: str, sink: Sink) -> None:
         """A sink that lost a part of its answer gets no more of it, but an end."""
-        if self._take_sink(request_id) is not None:  # what had ended was counted
-            self._count_end("abort")
+        if self._take_sink(request_id) is not None:  # the engine still has it
             self.abort(request_id)
+        self._on_report(counted(FAILED, 1, INTERNAL))
         error = TandemError("An answer could not be sent: see the log.")
         _deliver(request_id, sink.on_error, error)
 

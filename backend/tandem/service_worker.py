@@ -1,6 +1,6 @@
 """The engine's process: `python -m tandem.service_worker FD`, started by `service`.
 
-The main thread steps the engine and sends what it brings; what comes is received and tokenized by
+The main thread steps the engine and sends what it brings; what comes is received and prepared by
 others (`intake`). When the other side is gone, the process ends at once, whatever it is doing.
 """
 
@@ -22,7 +22,7 @@ import torch
 from tandem.config import EngineConfig
 from tandem.deadlines import Deadlines
 from tandem.errors import TandemError
-from tandem.intake import Dropped, Inbox, Intake, Reader
+from tandem.intake import Dropped, Inbox, Intake, Reader, ToEngine
 from tandem.logs import log_as
 from tandem.messages import (
     Abort,
@@ -34,12 +34,11 @@ from tandem.messages import (
     Ready,
     Refused,
     Start,
-    Submit,
 )
 from tandem.metrics import Meters, Report
 from tandem.outbox import Outbox
 from tandem.output import Streams
-from tandem.request import Prompt, RequestOutput, SamplingParams
+from tandem.request import Request, RequestOutput
 from tandem.runners.rank_worker import PULSE_S, die_with_parent
 from tandem.watchdog import Watchdog
 
@@ -59,22 +58,19 @@ class ServedEngine(Reader, Protocol):
     meters: Meters
     streams: Streams
     """Of the requests that are here."""
-    steps: int
-    """How many have ended."""
+
+    @property
+    def steps(self) -> int:
+        """How many have ended."""
+        ...
 
     @property
     def idle(self) -> bool:
         """Nothing is running or waiting."""
         ...
 
-    def add_request(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        request_id: str,
-        arrival: float | None = None,
-    ) -> str:
-        """Takes a request. Raises `InvalidRequestError` or `QueueFullError`."""
+    def add(self, request: Request) -> None:
+        """Takes what it has prepared. Raises `InvalidRequestError` or `QueueFullError`."""
         ...
 
     def abort(self, request_id: str) -> RequestOutput | None:
@@ -186,8 +182,8 @@ def _run(engine: ServedEngine, sender: _Sender, inbox: Inbox, deadlines: Deadlin
         while not inbox.empty():
             messages.append(inbox.get())
         for message in messages:
-            if _handle(message, engine, sender, outbox) and isinstance(message, Submit):
-                deadlines.add(message)
+            if _handle(message, engine, sender, outbox) and isinstance(message, Request):
+                deadlines.add(message.id, message.params, message.arrival)
         for deadline in deadlines.over(engine.streams):
             if engine.abort(deadline.request_id) is not None:
                 outbox.drop(deadline.request_id)
@@ -202,25 +198,20 @@ def _named(error: Exception) -> str:
     return f"{type(error).__name__}: {first.rstrip('.')}"
 
 
-def _handle(
-    message: Submit | Abort | Dropped | Refused,
-    engine: ServedEngine,
-    sender: _Sender,
-    outbox: Outbox,
-) -> bool:
+def _handle(message: ToEngine, engine: ServedEngine, sender: _Sender, outbox: Outbox) -> bool:
     """Whether the engine took it."""
     if isinstance(message, Refused):
         sender.send(message)
         return False
-    if not isinstance(message, Submit):
+    if not isinstance(message, Request):
         output = _dropped(message, engine)
         if output is not None:
             outbox.put([output])
         return output is not None
     try:
-        engine.add_request(message.prompt, message.params, message.request_id, message.arrival)
+        engine.add(message)
     except TandemError as error:
-        sender.send(Refused(message.request_id, type(error).__name__, str(error)))
+        sender.send(Refused(message.id, type(error).__name__, str(error)))
         return False
     return True
 

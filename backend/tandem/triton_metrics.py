@@ -7,6 +7,7 @@ import queue
 import secrets
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import triton_python_backend_utils as pb_utils
@@ -85,21 +86,23 @@ class Board(Void):
         self._families.clear()
 
     def _take(self, report: Report) -> None:
-        try:
-            self._publish(report)
-        except Exception:  # the next report may succeed
-            logger.exception("Metrics could not be published.")
-
-    def _publish(self, report: Report) -> None:
-        self._metric(Key(HEARTBEAT)).set(time.time())
+        self._tell(Key(HEARTBEAT), "set", [time.time()])
         for key, count in report.counts.items():
-            self._metric(key).increment(count)
+            self._tell(key, "increment", [count])
         of_late = self._recent.gauges(report.counts) if report.counts else {}
         for key, level in {**report.gauges, **of_late}.items():
-            self._metric(key).set(level)
+            self._tell(key, "set", [level])
         for name, values in report.observed.items():
+            self._tell(Key(name), "observe", values)
+
+    def _tell(self, key: Key, how: str, values: Iterable[float]) -> None:
+        """A number, or some, to Triton, by this method of its metrics."""
+        try:
+            tell = getattr(self._metric(key), how)
             for value in values:
-                self._metric(Key(name)).observe(value)
+                tell(value)
+        except Exception:  # the other numbers are still told
+            logger.exception("%s could not be published.", key.name)
 
     def _metric(self, key: Key) -> Any:
         if key not in self._metrics:

@@ -10,8 +10,10 @@ from tandem.runners.rank_worker import PULSE_S
 class Stepping(Protocol):
     """What makes steps."""
 
-    steps: int
-    """How many have ended."""
+    @property
+    def steps(self) -> int:
+        """How many have ended."""
+        ...
 
     @property
     def idle(self) -> bool:

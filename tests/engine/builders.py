@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tandem import SamplingParams
-from tandem.request import Request
+from tandem.request import Banned, Request
 
 _ids = itertools.count()
 
@@ -33,5 +33,5 @@ def make_request(
         seed=seed,
         max_total=max_total,
         stop_ids=frozenset(stop_ids),
-        banned=[list(words) for words in banned],
+        banned=Banned(banned),
     )

@@ -23,32 +23,37 @@ OPEN: list[Connection] = []
 """Connections that must not close: their end would end this process."""
 
 
-class SlowTokenizer:
-    """Reads a prompt when it is let."""
+class SlowEngine:
+    """Prepares a request when it is let."""
 
     def __init__(self) -> None:
         self.may = threading.Semaphore(0)
         self.read: list[str] = []
 
-    def prompt(self, prompt: str, most: int) -> list[int]:
+    def prepare(
+        self, prompt: str, params: SamplingParams, request_id: str, arrival: float
+    ) -> SimpleNamespace:
         self.read.append(prompt)
         assert self.may.acquire(timeout=WAIT_S)
         if prompt == "bad":
             raise InvalidRequestError("No.")
-        return [len(prompt)]
+        if prompt == "bug":
+            raise ZeroDivisionError
+        return SimpleNamespace(request_id=request_id, tokens=[len(prompt)], arrival=arrival)
+
+    def wake(self) -> None:
+        pass
 
 
 @pytest.fixture
-def tokenizer() -> SlowTokenizer:
-    return SlowTokenizer()
+def engine() -> SlowEngine:
+    return SlowEngine()
 
 
 @pytest.fixture
-def ends(tokenizer: SlowTokenizer) -> Iterator[tuple[Connection, Intake]]:
+def ends(engine: SlowEngine) -> Iterator[tuple[Connection, Intake]]:
     """The service's end of the connection, and the engine's."""
     ours, theirs = Pipe()
-    limits = SimpleNamespace(max_model_len=8)
-    engine = SimpleNamespace(tokenizer=tokenizer, limits=limits, wake=lambda: None)
     OPEN.append(ours)
     yield ours, Intake(theirs, engine, queue_timeout=QUEUE_TIMEOUT)
 
@@ -62,62 +67,66 @@ def names(intake: Intake, count: int) -> list[str]:
     return [intake.inbox.get(timeout=WAIT_S).request_id for _ in range(count)]
 
 
-def until_read(tokenizer: SlowTokenizer, count: int) -> None:
+def until_read(engine: SlowEngine, count: int) -> None:
     """Waits until so many prompts were begun."""
     end = time.monotonic() + WAIT_S
-    while len(tokenizer.read) < count:
+    while len(engine.read) < count:
         assert time.monotonic() < end
         time.sleep(0.001)
 
 
-def test_prompts_come_as_tokens_and_in_order(ends, tokenizer):
+def test_requests_come_prepared_and_in_order(ends, engine):
     ours, intake = ends
-    tokenizer.may.release(3)
-    for message in (submit("a", "abc"), submit("b", "bad"), submit("c", "a")):
+    engine.may.release(4)
+    asked = [submit("a", "abc"), submit("b", "bad"), submit("c", "bug"), submit("d", "a")]
+    for message in asked:
         ours.send(message)
-    came = [intake.inbox.get(timeout=WAIT_S) for _ in range(3)]
-    assert [(one.request_id, one.prompt) for one in came] == [("a", [3]), ("b", "bad"), ("c", [1])]
+    first, refused, failed, last = (intake.inbox.get(timeout=WAIT_S) for _ in range(4))
+    assert (first.request_id, first.tokens, first.arrival) == ("a", [3], asked[0].arrival)
+    assert refused == Refused("b", "InvalidRequestError", "No.")
+    assert (failed.request_id, failed.kind) == ("c", "TandemError")
+    assert (last.request_id, last.tokens) == ("d", [1])
 
 
-def test_those_that_wait_to_be_tokenized_are_known(ends, tokenizer):
+def test_those_that_wait_to_be_tokenized_are_known(ends, engine):
     ours, intake = ends
     for name in ("begun", "waits", "leaves"):
         ours.send(submit(name))
     until(lambda: intake.unread == 3)
     ours.send(Abort("leaves"))
     until(lambda: intake.unread == 2)
-    tokenizer.may.release(2)
+    engine.may.release(2)
     assert names(intake, 3) == ["leaves", "begun", "waits"]
     assert intake.unread == 0
 
 
-def test_long_prompts_let_short_ones_by(ends, tokenizer):
+def test_long_prompts_let_short_ones_by(ends, engine):
     ours, intake = ends
     ours.send(submit("begun", HUGE))
-    until_read(tokenizer, 1)
+    until_read(engine, 1)
     for name, prompt in (("huge", HUGE), ("less", HUGE[1:]), ("long", "long"), ("ids", [1, 2])):
         ours.send(submit(name, prompt))
     ours.send(Abort("all are here"))
     assert intake.inbox.get(timeout=WAIT_S) == Abort("all are here")
-    tokenizer.may.release(5)
+    engine.may.release(5)
     assert names(intake, 5) == ["begun", "long", "ids", "less", "huge"]
 
 
-def test_the_more_important_come_first_however_long(ends, tokenizer):
+def test_the_more_important_come_first_however_long(ends, engine):
     ours, intake = ends
     ours.send(submit("begun"))
-    until_read(tokenizer, 1)
+    until_read(engine, 1)
     ours.send(submit("short"))
     ours.send(submit("urgent", HUGE, priority=-1))
     ours.send(Abort("all are here"))
     assert intake.inbox.get(timeout=WAIT_S) == Abort("all are here")
-    tokenizer.may.release(3)
+    engine.may.release(3)
     assert names(intake, 3) == ["begun", "urgent", "short"]
 
 
 @pytest.mark.parametrize("place", ["first", "second"])
 @pytest.mark.parametrize("queued", [True, False])
-def test_time_runs_out_before_a_prompt_is_tokenized(ends, tokenizer, place, queued):
+def test_time_runs_out_before_a_prompt_is_tokenized(ends, engine, place, queued):
     """Whether its prompt is just being read or still waits."""
     ours, intake = ends
     late = {"arrival": time.monotonic() - QUEUE_TIMEOUT} if queued else {}
@@ -129,38 +138,38 @@ def test_time_runs_out_before_a_prompt_is_tokenized(ends, tokenizer, place, queu
     assert (refused.request_id, refused.kind) == (place, "RequestTimeoutError")
     assert ("queue_timeout" in refused.reason) == queued
     ours.send(submit("last"))
-    tokenizer.may.release(3)
+    engine.may.release(3)
     assert names(intake, 2) == [name for name in ("first", "second", "last") if name != place]
 
 
-def test_an_abort_of_one_that_runs_does_not_wait_for_prompts(ends, tokenizer):
+def test_an_abort_of_one_that_runs_does_not_wait_for_prompts(ends, engine):
     ours, intake = ends
     ours.send(submit("long"))
     ours.send(Abort("running"))
     assert intake.inbox.get(timeout=WAIT_S) == Abort("running")
-    tokenizer.may.release()
+    engine.may.release()
     assert intake.inbox.get(timeout=WAIT_S).request_id == "long"
 
 
 @pytest.mark.parametrize("place", ["first", "second"])
-def test_one_taken_back_before_it_is_tokenized_never_comes(ends, tokenizer, place):
+def test_one_taken_back_before_it_is_tokenized_never_comes(ends, engine, place):
     """Whether its prompt is just being read or still waits."""
     ours, intake = ends
     ours.send(submit("first"))
     ours.send(submit("second"))
-    until_read(tokenizer, 1)
+    until_read(engine, 1)
     ours.send(Abort(place))
     assert intake.inbox.get(timeout=WAIT_S) == Dropped(place)
     ours.send(submit("last"))
-    tokenizer.may.release(3)
+    engine.may.release(3)
     came = [intake.inbox.get(timeout=WAIT_S).request_id for _ in range(2)]
     assert came == [one for one in ("first", "second", "last") if one != place]
-    assert len(tokenizer.read) == (3 if place == "first" else 2)
+    assert len(engine.read) == (3 if place == "first" else 2)
 
 
-def test_an_abort_behind_the_tokens_follows_them(ends, tokenizer):
+def test_an_abort_behind_the_tokens_follows_them(ends, engine):
     ours, intake = ends
-    tokenizer.may.release()
+    engine.may.release()
     ours.send(submit("one"))
     assert intake.inbox.get(timeout=WAIT_S).request_id == "one"
     ours.send(Abort("one"))

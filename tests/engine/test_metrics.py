@@ -34,6 +34,7 @@ from tandem.metrics import (
     PREFIX_QUERIES,
     PROMPT_TOKENS,
     QUEUED,
+    ROUNDS,
     RUNNING,
     UP,
     VERIFYING,
@@ -82,6 +83,8 @@ def test_what_an_engine_counts(engine):
     counts = engine.report().counts
     stats = [output.stats for output in outputs]
     assert counts[Key(DRAFTS)] == sum(one.rounds for one in stats) > 0
+    undrafted = counts[Key(ROUNDS)] - counts[Key(DRAFTS)]
+    assert 0 <= undrafted <= len(PROMPTS)  # behind a last token but one there is no room for any
     assert counts[Key(DRAFT_TOKENS)] == sum(one.drafted for one in stats)
     assert counts[Key(DRAFT_POSITIONS)] == counts[Key(DRAFT_TOKENS)]
     assert counts[Key(ACCEPTED_TOKENS)] == sum(one.accepted for one in stats) > 0
@@ -188,10 +191,35 @@ def test_reports_add_up():
     assert both.observed == {FIRST_TOKEN: [1.0, 2.0]}
 
 
+def test_what_an_engine_that_never_drafts_tells(target):
+    with Engine(EngineConfig(model=target, kv_cache_memory="4MiB", dtype="float32")) as engine:
+        finish(engine)
+        counts = engine.report().counts
+    assert counts[Key(ROUNDS)] == 2 * 11
+    assert Recent().gauges(counts) == {Key(LENGTH): 0}
+
+
+def test_the_length_of_drafts_falls_where_none_are_made():
+    """The other rates stay as they were: they are of drafts."""
+    recent = Recent()
+    drafting = {
+        Key(ROUNDS): 50.0,
+        Key(DRAFTS): 40.0,
+        Key(DRAFT_TOKENS): 160.0,
+        Key(ACCEPTED_TOKENS): 80.0,
+    }
+    before = recent.gauges(drafting)
+    assert before[Key(LENGTH)] == pytest.approx(3.2)
+    after = recent.gauges({Key(ROUNDS): 10_000.0})
+    assert after[Key(LENGTH)] < 0.01
+    assert after | {Key(LENGTH): 3.2} == pytest.approx(before)
+
+
 def test_rates_of_late():
     recent = Recent()
     assert recent.gauges(NOTHING) == {}
     counts = {
+        Key(ROUNDS): 10.0,
         Key(DRAFTS): 10.0,
         Key(DRAFT_TOKENS): 80.0,  # of trees
         Key(DRAFT_POSITIONS): 40.0,
@@ -248,12 +276,16 @@ def test_a_heart_beats_when_nothing_is_reported():
 def test_a_report_that_fails_does_not_end_the_board(caplog):
     reports = queue.SimpleQueue()
     board = Board("tandem", "1", reports)
-    reports.put(counted(DRAFTS, -1))  # Triton refuses that
+    refused = Report({Key(DRAFTS): -1.0, Key(FINISHED, "length"): 2.0}, {Key(RUNNING): 3.0}, {})
+    reports.put(refused)  # Triton takes no negative count
     while "could not be published" not in caplog.text:
         time.sleep(0.01)
     reports.put(counted(FINISHED, 1, "stop"))
     board.close()
     assert member(FINISHED, "stop").value == 1
+    assert member(FINISHED, "length").value == 2
+    (running,) = MetricFamily.made[RUNNING].metrics
+    assert running.value == 3
 
 
 def test_what_may_come_is_there_before_it_comes():
@@ -262,6 +294,9 @@ def test_what_may_come_is_there_before_it_comes():
     reasons = {"invalid", "queue_full", "timeout", "unloaded", "engine_lost"}
     assert {member(FAILED, reason).value for reason in reasons} == {0}
     assert {member(FINISHED, reason).value for reason in ("stop", "length", "abort")} == {0}
+    # but no rate of drafts, of which there are none
+    assert not MetricFamily.made[ACCEPTANCE_RATE].metrics
+    assert not MetricFamily.made[ACCEPTANCE_LENGTH].metrics
     board.close()
 
 

@@ -200,14 +200,19 @@ CASES = st.tuples(
 )
 
 
-def plain(logits: Sequence[float], request: Request, prefix: Sequence[int]) -> list[float]:
+def plain(
+    logits: Sequence[float],
+    request: Request,
+    prefix: Sequence[int],
+    banned: Sequence[Sequence[int]],
+) -> list[float]:
     """The definition, in plain Python. Gives up where a cut is too close to call."""
     params, written = request.params, [*request.output, *prefix]
     line = [value + params.logit_bias.get(token, 0) for token, value in enumerate(logits)]
     if len(written) < params.min_tokens:
         for token in request.stop_ids:
             line[token] = -math.inf
-    for *begin, last in request.banned:
+    for *begin, last in banned:
         if begin == (written[-len(begin) :] if begin else []):
             line[last] = -math.inf
     for token in {*request.tokens, *prefix}:
@@ -238,7 +243,7 @@ def plain(logits: Sequence[float], request: Request, prefix: Sequence[int]) -> l
 def test_all_parameters_together_are_as_defined(case):
     logits, prompt, output, prefix, params = case
     request = make_request(prompt, output, **params)
-    expected = plain(logits, request, prefix)
+    expected = plain(logits, request, prefix, params.get("banned", ()))
     assert distribution(logits, request, prefix) == pytest.approx(expected, abs=2e-6)
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,46 @@ def test_what_the_engine_sent_before_it_died_is_kept():
     assert one._receive(connection) == sent
     with pytest.raises(EOFError):
         one._receive(connection)
+
+
+def test_who_waits_is_told_before_a_hung_engine_is_waited_for(own, monkeypatch):
+    """Its end may take long: a device may hold it."""
+    may_end, end = threading.Event(), own._process.end
+
+    def late() -> int | None:
+        assert may_end.wait(WAIT_S)
+        return end()
+
+    monkeypatch.setattr(own._process, "end", late)
+    answer = submit(own, "t1", LONG)
+    assert answer.begun.wait(WAIT_S)
+    os.kill(own.pid, signal.SIGSTOP)
+    (error,) = answer.wait().errors
+    assert "has not shown a sign of life for 4 s: send the request again" in str(error)
+    may_end.set()
+    until(lambda: own.alive)
+    assert answer.calls_after_the_end == 0
+
+
+class Stuck:
+    """A process that no kill ends."""
+
+    def __init__(self) -> None:
+        self.kills = 0
+
+    def kill(self) -> None:
+        self.kills += 1
+
+    def wait(self, timeout: float) -> int:
+        raise subprocess.TimeoutExpired("engine", timeout)
+
+
+def test_a_process_that_no_kill_ends_is_not_waited_for_for_ever():
+    one = EngineProcess.__new__(EngineProcess)
+    ours, _ = Pipe()
+    one.connection, one._process = ours, Stuck()  # type: ignore[assignment]
+    assert one.end() is None
+    assert one._process.kills  # type: ignore[attr-defined]
 
 
 def test_requests_are_refused_while_the_engine_is_away(own, monkeypatch):

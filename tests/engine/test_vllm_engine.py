@@ -13,7 +13,7 @@ from tandem.vllm.scheduler_meters import SchedulerMeters
 
 def test_the_loss_of_vllm_is_told_and_ends_the_wait_for_its_next_step():
     engine, told = object.__new__(VllmEngine), []
-    engine.streams, engine.steps = Streams(), 0
+    engine.streams = Streams()
     engine._arrived = queue.SimpleQueue()
     engine._lost = ""
     engine.watch(told.append)
@@ -26,11 +26,12 @@ def test_the_loss_of_vllm_is_told_and_ends_the_wait_for_its_next_step():
 @pytest.mark.parametrize("leaked", [0.0, 0.25])
 def test_it_is_idle_when_vllms_scheduler_has_said_so_and_tells_what_that_said(leaked):
     engine = object.__new__(VllmEngine)
-    engine.streams, engine.steps, engine.meters = Streams(), 0, Meters()
+    engine.streams, engine.meters = Streams(), Meters()
     engine._arrived = queue.SimpleQueue()
     engine._scheduler = SchedulerMeters(("target",), engine.wake)
     assert engine.idle  # nothing has come
     engine._scheduler.record(said(running=1, usage=0.5), None)
+    assert engine.steps == 1  # though nothing was answered: it may read a long prompt
     assert not engine.idle  # its requests are over here, not yet there
     assert engine._arrived.empty()
     engine._scheduler.record(said(running=0, usage=leaked), None)

@@ -11,7 +11,7 @@ import pytest
 from tandem.config import EngineConfig
 from tandem.deadlines import Deadlines
 from tandem.engine import NativeEngine
-from tandem.messages import Abort, Outputs, Submit
+from tandem.messages import Abort, Outputs
 from tandem.request import SamplingParams
 from tandem.service_worker import _run
 from tests.triton.repository import MODEL_REPOSITORY
@@ -55,14 +55,14 @@ def engine(shared_engine):
         shared_engine.abort(name)
 
 
-def submit(name, prompt):
-    return Submit(name, prompt, LONG, 0.0)
-
-
 @pytest.mark.parametrize(("state", "steps"), [("queued", 3), ("prefilling", 3), ("decoding", 12)])
 def test_both_caches_are_free_before_the_next_step(engine, monkeypatch, state, steps):
     """The abort comes within a step; the next one begins without the request."""
     inbox, sender, step, counted = queue.SimpleQueue(), Sender(), engine.step, []
+
+    def submit(name, prompt):
+        return engine.prepare(prompt, LONG, name)
+
     if state == "queued":
         inbox.put(submit("running", [5] * CHUNK))
     inbox.put(submit("leaver", [7] * CHUNK * (6 if state == "prefilling" else 1)))

@@ -90,13 +90,10 @@ def _truncate_sorted(scored: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 def _ban_and_bias(line: Tensor, row: Row) -> None:
     """min_tokens, bad_words and logit_bias on one row [V], in place."""
     request, params = row.request, row.request.params
-    if params.min_tokens or request.banned:
-        written = [*request.output, *row.prefix]
-        if len(written) < params.min_tokens and request.stop_ids:
-            line[list(request.stop_ids)] = -torch.inf
-        for words in request.banned:
-            if words[:-1] == written[len(written) - len(words) + 1 :]:
-                line[words[-1]] = -torch.inf
+    if request.num_output + len(row.prefix) < params.min_tokens and request.stop_ids:
+        line[list(request.stop_ids)] = -torch.inf
+    if banned := request.banned.next(request, row.prefix):
+        line[banned] = -torch.inf
     if params.logit_bias:
         ids = torch.tensor(list(params.logit_bias), device=line.device)
         line[ids] += torch.tensor(list(params.logit_bias.values()), device=line.device)

@@ -20,7 +20,7 @@ from tandem.config import EngineConfig
 from tandem.drafting import Verdict
 from tandem.errors import ConfigError, InvalidRequestError, QueueFullError
 from tandem.limits import Limits
-from tandem.metrics import PREEMPTIONS, Meters, Report
+from tandem.metrics import PREEMPTIONS, QUEUED, ROUNDS, Meters, Report
 from tandem.output import OutputStream, Streams
 from tandem.request import (
     Prompt,
@@ -58,7 +58,6 @@ class VllmEngine:
         self.tokenizer = Tokenizer(config.model)
         self._on_lost: Callable[[str], None] = lambda reason: None
         self._lost = ""
-        self.steps = 0
         self.meters = Meters()
         self._scheduler = SchedulerMeters(config.runners_with_kv, self.wake)
         self.streams = Streams()
@@ -89,7 +88,7 @@ class VllmEngine:
         """Has vLLM compile now what ranks logprobs: it takes long, and all requests would wait."""
         first = SamplingParams(temperature=0, max_tokens=1, logprobs=1, ignore_eos=True)
         try:
-            self.add_request([0], first, "warm-up")
+            self.add(self.prepare([0], first, "warm-up"))
         except InvalidRequestError:
             return  # vLLM was told to rank none
         while not self.idle and not self._lost:
@@ -97,7 +96,7 @@ class VllmEngine:
         if self._lost:
             raise ConfigError(f"vLLM does not start: {self._lost}.")
         self._wait(asyncio.sleep(SETTLED_S))
-        self.meters, self.steps = Meters(), 0
+        self.meters = Meters()
         self._scheduler.take()
 
     def _limits(self) -> Limits:
@@ -137,16 +136,16 @@ class VllmEngine:
 
     # -- requests ------------------------------------------------------------------------------
 
-    def add_request(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        request_id: str,
-        arrival: float | None = None,
-    ) -> str:
-        """Hands a prompt to vLLM. Raises `InvalidRequestError` or `QueueFullError`."""
+    def prepare(
+        self, prompt: Prompt, params: SamplingParams, request_id: str, arrival: float | None = None
+    ) -> Request:
+        """A request, checked and tokenized. arrival: by `time.monotonic`; None: now. Called from
+        any thread. Raises `InvalidRequestError`."""
         tokens = self.tokenizer.prompt(prompt, self.limits.max_model_len)
-        request = self.limits.request(request_id, tokens, params, arrival)
+        return self.limits.request(request_id, tokens, params, arrival)
+
+    def add(self, request: Request) -> None:
+        """Hands a request to vLLM. Raises `InvalidRequestError` or `QueueFullError`."""
         waiting = len(self.streams) - self.config.max_num_seqs
         if waiting >= self.config.max_queue_size:
             raise QueueFullError(
@@ -154,9 +153,8 @@ class VllmEngine:
                 "try again later."
             )
         asked = self._asked(request)
-        self.streams[request_id] = OutputStream(request, self.tokenizer, self.meters)
+        self.streams[request.id] = OutputStream(request, self.tokenizer, self.meters)
         self._tell(self._vllm.engine_core.add_request_async(asked))
-        return request_id
 
     def _asked(self, request: Request) -> Any:
         """The request in vLLM's words, checked by vLLM."""
@@ -183,6 +181,11 @@ class VllmEngine:
         return stream.abort()
 
     @property
+    def steps(self) -> int:
+        """How many of vLLM's scheduler have ended, those that bring no answer too."""
+        return self._scheduler.steps
+
+    @property
     def idle(self) -> bool:
         """vLLM's scheduler has said so too: what is reported then is how things stay."""
         return not self.streams and self._scheduler.empty
@@ -204,7 +207,6 @@ class VllmEngine:
             stream = self.streams.get(output.request_id)
             if stream is not None:  # else aborted meanwhile
                 answers.append(self._take(stream, output))
-        self.steps += bool(answers)  # else it was woken
         return answers
 
     def _take(self, stream: OutputStream, output: Any) -> RequestOutput:
@@ -214,6 +216,7 @@ class VllmEngine:
         if output.spec_decode_metrics is not None:
             request.stats = _stats(output.spec_decode_metrics)
         accepted = request.stats.accepted - before.accepted
+        self.meters.count(ROUNDS, request.num_output > 0)  # its first token is the prompt's
         if request.stats.rounds > before.rounds:
             self.meters.round(request.stats.drafted - before.drafted, accepted)
         accepted = min(accepted, len(tokens))  # the end cuts some off
@@ -232,6 +235,7 @@ class VllmEngine:
         for event in events:
             if event.type.name == "SCHEDULED" and request.admitted is None:
                 request.admitted = event.timestamp
+                self.meters.observe(QUEUED, request.admitted - request.arrival)
             elif event.type.name == "PREEMPTED":
                 self.meters.count(PREEMPTIONS)
 

@@ -28,6 +28,8 @@ class SchedulerMeters:
         self._runners = runners
         self._on_empty = on_empty
         self.gauges: dict[Key, float] = {}
+        self.steps = 0
+        """How many have ended."""
         self._counts: Counter[str] = Counter()
         self._times: list[tuple[str, float]] = []
         self._lock = threading.Lock()
@@ -41,6 +43,7 @@ class SchedulerMeters:
         """After a step."""
         if scheduler_stats is None:
             return
+        self.steps += 1
         self.gauges = {
             Key(RUNNING): scheduler_stats.num_running_reqs,
             Key(WAITING): scheduler_stats.num_waiting_reqs,
