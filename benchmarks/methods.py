@@ -87,9 +87,9 @@ class _TimedTarget:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
-    def forward_tapped(self, *arguments: Any) -> Any:
+    def forward(self, *arguments: Any) -> Any:
         start = time.perf_counter()
-        found = self._runner.forward_tapped(*arguments)
+        found = self._runner.forward(*arguments)
         self._meter.target_s += time.perf_counter() - start
         self._meter.passes += 1
         return found

@@ -129,7 +129,7 @@ def _timed_passes(engine: Engine) -> _Clock:
     for runner in runners:
         stack = getattr(runner, "by_kernels", None)
         # the kernels' own calls, or all of a pass where torch computes it
-        holder, names = (stack, ("_forward", "_chains")) if stack else (runner, ("forward_tapped",))
+        holder, names = (stack, ("_forward", "_chains")) if stack else (runner, ("forward",))
         for name in names:
             setattr(holder, name, clock.timed(getattr(holder, name)))
     return clock

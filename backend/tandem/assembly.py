@@ -262,7 +262,7 @@ def pass_times(
         blocks = -(-(behind + each) // config.block_size)
         places = [range(one * blocks, (one + 1) * blocks) for one in range(requests)]
         queries = [Query(place, behind, each) for place in places]
-        target.forward([0] * (requests * each), queries)[0, 0].item()
+        target.forward([0] * (requests * each), queries).logits[0, 0].item()
 
     useful = config.max_num_seqs * (1 + config.lookahead)
     most = min(config.max_num_batched_tokens, num_blocks, useful)

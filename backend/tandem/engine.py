@@ -157,9 +157,7 @@ class NativeEngine:
         if batch.draft.verified is not None:
             return NO_PASS, batch.draft.verified
         begun = time.perf_counter()
-        passed = self.target.forward_tapped(
-            batch.tokens, batch.queries, batch.rows, self.proposer.taps
-        )
+        passed = self.target.forward(batch.tokens, batch.queries, batch.rows, self.proposer.taps)
         verdicts = verify(passed, batch.requests, batch.draft, self.sampler, self.as_blocks)
         return passed, Verified(verdicts, drafting, time.perf_counter() - begun)
 

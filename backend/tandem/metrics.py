@@ -7,7 +7,7 @@ and its process sends what has come together about once a second (service_worker
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
@@ -188,23 +188,6 @@ def standing(up: bool, runners: Iterable[str] = ()) -> Report:
     return Report({}, {Key(UP): float(up)} | holds, {})
 
 
-class _Sample:
-    """A random choice of the values seen, each as likely as another (reservoir sampling)."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self.kept: list[float] = []
-        self._seen = 0
-
-    def add(self, value: float, times: int) -> None:
-        for _ in range(times):
-            self._seen += 1
-            if len(self.kept) < self._most:
-                self.kept.append(value)
-            elif (place := int(random.random() * self._seen)) < self._most:
-                self.kept[place] = value
-
-
 class Meters:
     """Counts and times in the engine's thread."""
 
@@ -215,7 +198,7 @@ class Meters:
         self._counts: Counter[tuple[str, str]] = Counter()
         """By what becomes a `Key`, of which making one takes as long as all else here."""
         self._rounds: Counter[tuple[int, int, int]] = Counter()
-        self._samples: dict[str, _Sample] = {}
+        self._observed: defaultdict[str, list[float]] = defaultdict(list)
 
     def count(self, name: str, by: float = 1, label: str = "") -> None:
         """Adds to a counter."""
@@ -223,10 +206,10 @@ class Meters:
 
     def observe(self, name: str, value: float, times: int = 1) -> None:
         """Adds to a histogram, so many times."""
-        if name not in self._samples:
-            most = MOST_OF_REQUESTS if name in OF_REQUESTS else MOST_OF_STEPS
-            self._samples[name] = _Sample(most)
-        self._samples[name].add(value, times)
+        if times == 1:
+            self._observed[name].append(value)
+        else:
+            self._observed[name] += [value] * times
 
     def round(self, drafted: int, accepted: int, depth: int | None = None) -> None:
         """A request's round in which something was drafted. depth: of the draft; None: it was a
@@ -243,9 +226,15 @@ class Meters:
             for position in range(accepted):
                 self.count(ACCEPTED_PER_POSITION, times, str(position))
         counts = {Key(*key): value for key, value in self._counts.items() if value}
-        observed = {name: sample.kept for name, sample in self._samples.items()}
+        observed = {name: _some(name, values) for name, values in self._observed.items()}
         self._clear()
         return Report(counts, gauges, observed)
+
+
+def _some(name: str, values: list[float]) -> list[float]:
+    """A histogram's values, or of too many a random choice."""
+    most = MOST_OF_REQUESTS if name in OF_REQUESTS else MOST_OF_STEPS
+    return values if len(values) <= most else random.sample(values, most)
 
 
 def merged(reports: Iterable[Report]) -> Report:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -158,7 +157,10 @@ class SpeculationStats(NamedTuple):
 
     def plus(self, other: SpeculationStats) -> SpeculationStats:
         """Both together."""
-        return SpeculationStats(*map(operator.add, self, other))
+        drafted, accepted, rounds = other
+        return SpeculationStats(
+            self.drafted + drafted, self.accepted + accepted, self.rounds + rounds
+        )
 
 
 NO_SPECULATION = SpeculationStats()
@@ -282,7 +284,8 @@ class Request:
     @property
     def bans(self) -> bool:
         """Whether tokens are ruled out for what was written before them."""
-        ends_banned = self.num_output < self.params.min_tokens and bool(self.stop_ids)
+        least = self.params.min_tokens
+        ends_banned = least > 0 and self.num_output < least and bool(self.stop_ids)
         return bool(self.banned) or ends_banned
 
     @property

@@ -89,19 +89,29 @@ class Scheduler:
         reading: list[Request] = []
         for request in self.running:
             (ready if request.decoding else reading).append(request)
-        decodes, budget = self._schedule_decodes(ready, budget)
-        prefills, budget = self._continue_prefills(reading, budget)
-        prefills += self._admit(budget)
+        room = len(self.running) < self.config.max_num_seqs
+        prefill_due = bool(reading) or (bool(self.waiting) and room)
+        decodes, budget = self._schedule_decodes(ready, budget, prefill_due)
+        prefills: list[Prefill] = []
+        if reading:  # (behind a pass each function that is called takes microseconds)
+            prefills, budget = self._continue_prefills(reading, budget)
+        if self.waiting:
+            prefills += self._admit(budget)
         return StepPlan(decodes, prefills)
 
-    def _schedule_decodes(self, ready: list[Request], budget: int) -> tuple[list[Decode], int]:
+    def _schedule_decodes(
+        self, ready: list[Request], budget: int, prefill_due: bool
+    ) -> tuple[list[Decode], int]:
         """One token for every decoding request; what budget and blocks leave over is lookahead."""
         for request in ready:
             if request.blocks:  # not preempted for an earlier one
                 self._preempt_until_fits(request)
         ready = [request for request in ready if request.blocks]
         budget -= len(ready)
-        lookaheads = self._lookaheads(ready, budget) if self._speculates() else [0] * len(ready)
+        if not self._speculates():
+            return [Decode(request, 0) for request in ready], budget
+        drafts = budget - budget // 2 if prefill_due else budget  # arrivals must not starve
+        lookaheads = self._lookaheads(ready, drafts)
         decodes = [Decode(*one) for one in zip(ready, lookaheads, strict=True)]
         return decodes, budget - sum(lookaheads)
 
@@ -110,11 +120,10 @@ class Scheduler:
         limit = self.config.speculative_disable_by_batch_size
         return self._longest > 0 and (limit is None or len(self.running) < limit)
 
-    def _lookaheads(self, ready: Sequence[Request], budget: int) -> list[int]:
-        """Reserves slots for drafts; how many, of each request."""
-        spare = budget - budget // 2 if self._prefill_due() else budget  # arrivals must not starve
+    def _lookaheads(self, ready: Sequence[Request], drafts: int) -> list[int]:
+        """Reserves slots for drafts, at most so many in all; how many, of each request."""
         limit = self.config.speculative_token_budget
-        drafts = spare if limit is None else min(spare, limit)
+        drafts = drafts if limit is None else min(drafts, limit)
         wanted = [self._wanted_lookahead(request) for request in ready]
         if self._is_there_for_all(wanted, drafts):
             for request, lookahead in zip(ready, wanted, strict=True):
@@ -143,11 +152,6 @@ class Scheduler:
         count = len(wanted)
         places = [(self._steps + place) % count for place in range(count)]
         return sorted(places, key=wanted.__getitem__)
-
-    def _prefill_due(self) -> bool:
-        """Whether some request could take a prefill chunk in this step."""
-        room = len(self.running) < self.config.max_num_seqs
-        return bool(self.waiting and room) or any(not r.decoding for r in self.running)
 
     def _wanted_lookahead(self, request: Request) -> int:
         """How many drafted tokens could still be of use to the request."""

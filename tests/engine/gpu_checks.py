@@ -143,7 +143,7 @@ def graphed(model: str, queries: list[Query], taps: list[int] | None) -> None:
             torch.manual_seed(2)
             runner.by_graphs = by_graphs
             runner.cache.data.copy_(torch.randn(runner.cache.data.shape))
-            made = runner.forward_tapped(tokens, queries, None, taps)
+            made = runner.forward(tokens, queries, None, taps)
             stored = runner.cache.data[:, : runner.cache.spare_slot].clone()
             found.append([made.logits, made.features, stored])
     for alone, padded in zip(*found, strict=True):

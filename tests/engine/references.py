@@ -12,6 +12,8 @@ import torch
 import transformers
 
 from tandem import RequestOutput, SamplingParams
+from tandem.attention.plan import Query
+from tandem.runners.parallel_runner import Runner
 
 
 @cache
@@ -24,6 +26,16 @@ def hf_model(folder: Path) -> transformers.PreTrainedModel:
 def hf_logits(folder: Path, tokens: Sequence[int]) -> torch.Tensor:
     """[T, V]"""
     return hf_model(folder)(torch.tensor([list(tokens)])).logits[0].float()
+
+
+def logits_of(
+    runner: Runner,
+    tokens: Sequence[int],
+    queries: Sequence[Query],
+    rows: Sequence[int] | None = None,
+) -> torch.Tensor:
+    """[R, V] of a pass, which the next one leaves as they are."""
+    return runner.forward(tokens, queries, rows).logits.clone()
 
 
 def hf_greedy(folder: Path, prompts: Sequence[Sequence[int]], length: int) -> list[list[int]]:

@@ -18,6 +18,7 @@ from tandem.models.config import read_model_config
 from tandem.runners.model_runner import ModelRunner
 from tests.engine.checkpoints import make_checkpoint
 from tests.engine.kernels import OLDER, TWOS, WIDE, compiled_for, has
+from tests.engine.references import logits_of
 
 SHAPES = {
     "even": ("llama", {}),
@@ -61,7 +62,7 @@ def read(runner, chunks=(92,)):
     parts, start = [], 0
     for length in chunks:
         tokens = TEXT[start : start + length]
-        parts.append(runner.forward(tokens, [Query(BLOCKS, start, length)]))
+        parts.append(logits_of(runner, tokens, [Query(BLOCKS, start, length)]))
         start += length
     return torch.cat(parts), runner.cache.data.clone()
 
@@ -83,9 +84,9 @@ def path_to(parents, node):
 
 def test_numbers_are_torchs(runner):
     tree = Query(BLOCKS, len(TEXT), len(TREE), TREE)
-    found = [read(runner)[0], *runner.forward_tapped(NODES, [tree], None, (0, 2))[:2]]
+    found = [read(runner)[0], *runner.forward(NODES, [tree], None, (0, 2))[:2]]
     runner.by_kernels = None
-    expected = [read(runner)[0], *runner.forward_tapped(NODES, [tree], None, (0, 2))[:2]]
+    expected = [read(runner)[0], *runner.forward(NODES, [tree], None, (0, 2))[:2]]
     tolerance = 1e-4 if runner.dtype == torch.float32 else 0.15
     for own, wanted in zip(found, expected, strict=True):
         torch.testing.assert_close(own, wanted.float(), atol=tolerance, rtol=tolerance)
@@ -120,24 +121,25 @@ def test_a_draft_has_the_bits_of_plain_decoding(runner, parents):
     _, before = read(runner)
     start = len(TEXT)
     query = Query(BLOCKS, start, len(TREE), parents)
-    logits, features, _ = runner.forward_tapped(NODES, [query], None, (0, 2))
+    drafted, features, _ = runner.forward(NODES, [query], None, (0, 2))
+    logits = drafted.clone()
     chain = parents or range(-1, len(TREE) - 1)
     for node in range(len(TREE)):
         runner.cache.data.copy_(before)
         for depth, step in enumerate(path_to(chain, node)):
             one = Query(BLOCKS, start + depth, 1)
-            plain, tapped, _ = runner.forward_tapped([NODES[step]], [one], None, (0, 2))
+            plain, tapped, _ = runner.forward([NODES[step]], [one], None, (0, 2))
         assert torch.equal(plain[0], logits[node])
         assert torch.equal(tapped[0], features[node])
 
 
 def test_a_tree_grown_level_by_level_has_the_bits_of_one_pass(runner):
     read(runner)
-    whole = runner.forward(NODES, [Query(BLOCKS, len(TEXT), len(TREE), TREE)])
+    whole = logits_of(runner, NODES, [Query(BLOCKS, len(TEXT), len(TREE), TREE)])
     parts = []
     for begin, end in ((0, 2), (2, 7), (7, 10)):
         query = Query(BLOCKS, len(TEXT), end - begin, TREE[:end], begin)
-        parts.append(runner.forward(NODES[begin:end], [query]))
+        parts.append(logits_of(runner, NODES[begin:end], [query]))
     assert torch.equal(torch.cat(parts), whole)
 
 
@@ -145,14 +147,11 @@ def test_strangers_and_threads_change_no_bit(runner):
     """Alone with one thread, and in a batch of three with two."""
     _, before = read(runner)
     own = Query(BLOCKS, len(TEXT), 3)
-    alone = runner.forward(NODES[:3], [own])
+    alone = logits_of(runner, NODES[:3], [own])
     runner.cache.data.copy_(before)
     others = [Query([3], 0, 9), own, Query([6], 0, 1)]
-    torch.set_num_threads(2)
-    try:
-        batch = runner.forward([*range(9), *NODES[:3], 5], others)
-    finally:
-        torch.set_num_threads(1)
+    runner.by_kernels._model.threads = 2
+    batch = logits_of(runner, [*range(9), *NODES[:3], 5], others)
     assert torch.equal(batch[9:12], alone)
 
 
@@ -170,19 +169,19 @@ def test_memory_is_zero_whatever_pages_the_system_has(monkeypatch):
 def test_hidden_states_without_taps_are_those_behind_the_last_norm(runner):
     read(runner)
     query = Query(BLOCKS, len(TEXT), 4)
-    logits, hidden, _ = runner.forward_tapped(NODES[:4], [query], [1, 3], ())
+    logits, hidden, _ = runner.forward(NODES[:4], [query], [1, 3], ())
     assert torch.equal(runner.model.head.kernel(hidden)[[1, 3]], logits)
-    empty, *_ = runner.forward_tapped(NODES[:4], [query], [], None)
+    empty, *_ = runner.forward(NODES[:4], [query], [], None)
     assert empty.shape == (0, 96)
 
 
 def test_a_pass_finds_the_first_of_the_best(runner):
     query, rows = Query(BLOCKS, 0, 4), [0, 1, 3]
-    passed = runner.forward_tapped(NODES[:4], [query], rows, None)
+    passed = runner.forward(NODES[:4], [query], rows, None)
     assert passed.best == passed.logits.numpy().argmax(-1).tolist()
     assert len(set(passed.best)) > 1
     runner.model.head.kernel.memory.zero_()
-    equal = runner.forward_tapped(NODES[:4], [query], rows, None)
+    equal = runner.forward(NODES[:4], [query], rows, None)
     assert equal.best == [0, 0, 0]
 
 
@@ -218,7 +217,7 @@ def test_what_is_no_number_stays_none(tmp_path):
     made = ModelRunner(folder, read_model_config(folder), torch.bfloat16, torch.device("cpu"))
     made.allocate(num_blocks=2, block_size=16)
     made.model.embed.weight[5].view(torch.int16).fill_(0x7FFF)
-    passed = made.forward_tapped([5], [Query([0], 0, 1)], None, None)
+    passed = made.forward([5], [Query([0], 0, 1)], None, None)
     assert passed.logits.isnan().all()
     assert passed.best == [0]
     assert made.cache.data[:, 0].isnan().any()
@@ -231,11 +230,11 @@ def test_what_is_no_number_does_not_reach_rows_before_it(tmp_path, shape, proces
     made = make_runner(tmp_path, shape, torch.bfloat16, processor)
     made.model.embed.weight[5].view(torch.int16).fill_(0x7FFF)
     tokens = [token if token != 5 else 6 for token in TEXT[:40]]
-    alone = [made.forward([token], [Query(BLOCKS, at, 1)]) for at, token in enumerate(tokens)]
+    alone = [logits_of(made, [token], [Query(BLOCKS, at, 1)]) for at, token in enumerate(tokens)]
     before = made.cache.data[:, BLOCKS[0] * 16 : BLOCKS[0] * 16 + 16].clone()
     made.cache.data.zero_()
     tokens[place] = 5
-    chunk = made.forward(tokens, [Query(BLOCKS, 0, 40)])
+    chunk = logits_of(made, tokens, [Query(BLOCKS, 0, 40)])
     assert torch.equal(chunk[:place], torch.cat(alone)[:place])
     assert chunk[place].isnan().all()
     assert torch.equal(made.cache.data[:, BLOCKS[0] * 16 : BLOCKS[0] * 16 + 16], before)
@@ -248,9 +247,9 @@ def test_what_is_no_number_in_a_chunk_behind_a_text(tmp_path, processor, start):
     made = make_runner(tmp_path, "tiles", torch.bfloat16, processor)
     made.model.embed.weight[5].view(torch.int16).fill_(0x7FFF)
     tokens = [token if token != 5 else 6 for token in TEXT[:20]]
-    alone = [made.forward([token], [Query(BLOCKS, at, 1)]) for at, token in enumerate(tokens)]
+    alone = [logits_of(made, [token], [Query(BLOCKS, at, 1)]) for at, token in enumerate(tokens)]
     tokens[12] = 5
-    chunk = made.forward(tokens[start:], [Query(BLOCKS, start, 20 - start)])
+    chunk = logits_of(made, tokens[start:], [Query(BLOCKS, start, 20 - start)])
     assert torch.equal(chunk[: 12 - start], torch.cat(alone)[start:12])
     assert chunk[12 - start].isnan().all()
 
@@ -261,11 +260,12 @@ def test_many_threads_and_few_picked_rows(tmp_path, threads):
     query = Query(BLOCKS, 0, 20)
     found = []
     for count in (1, threads):
-        made = make_runner(tmp_path / str(count), "tiles", torch.bfloat16, "native")
         torch.set_num_threads(count)
         try:
-            found.append(made.forward(TEXT[:20], [query], [3, 19]))
-            found.append(made.forward(NODES, [Query(BLOCKS, 20, 10, TREE)]))
+            made = make_runner(tmp_path / str(count), "tiles", torch.bfloat16, "native")
+            assert made.by_kernels._model.threads == count
+            found.append(logits_of(made, TEXT[:20], [query], [3, 19]))
+            found.append(logits_of(made, NODES, [Query(BLOCKS, 20, 10, TREE)]))
         finally:
             torch.set_num_threads(1)
     assert torch.equal(found[0], found[2])
@@ -282,13 +282,13 @@ def test_a_tree_of_many_nodes(tmp_path, block_size, start, shape):
     blocks = list(range(20))
     parents = [-1, *(max(0, node - RNG.randint(1, 4)) for node in range(1, 40))]
     nodes = RNG.choices(range(96), k=40)
-    made.forward(TEXT[:start], [Query(blocks, 0, start)])
+    logits_of(made, TEXT[:start], [Query(blocks, 0, start)])
     before = made.cache.data.clone()
-    logits = made.forward(nodes, [Query(blocks, start, 40, parents)])
+    logits = logits_of(made, nodes, [Query(blocks, start, 40, parents)])
     for node in (0, 7, 33, 39):
         made.cache.data.copy_(before)
         path = [nodes[at] for at in path_to(parents, node)]
-        chain = made.forward(path, [Query(blocks, start, len(path))])
+        chain = logits_of(made, path, [Query(blocks, start, len(path))])
         assert torch.equal(chain[-1], logits[node])
 
 

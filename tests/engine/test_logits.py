@@ -9,7 +9,7 @@ from tandem.attention.plan import Query
 from tandem.models.config import read_model_config
 from tandem.runners.model_runner import ModelRunner
 from tests.engine.checkpoints import make_checkpoint
-from tests.engine.references import hf_logits
+from tests.engine.references import hf_logits, logits_of
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -62,7 +62,7 @@ def run_in_chunks(folder, tokens, chunks, dtype=torch.float32):
     parts, start = [], 0
     for length in chunks:
         query = Query(blocks[: -(-(start + length) // BLOCK)], start, length)
-        parts.append(runner.forward(tokens[start : start + length], [query]))
+        parts.append(logits_of(runner, tokens[start : start + length], [query]))
         start += length
     return torch.cat(parts)
 
@@ -76,14 +76,14 @@ def test_a_batch_equals_its_parts(tmp_path):
     texts = [rng.choices(range(96), k=length) for length in (20, 33, 5)]
     tables = [[3, 4], [9, 1, 7], [0]]
     for text, blocks in zip(texts, tables, strict=True):
-        runner.forward(text[:-2], [Query(blocks, 0, len(text) - 2)])
+        logits_of(runner, text[:-2], [Query(blocks, 0, len(text) - 2)])
     news = [2, 1, 2]
     queries = [
         Query(blocks, len(text) - 2, new)
         for text, blocks, new in zip(texts, tables, news, strict=True)
     ]
     flat = [token for t, new in zip(texts, news, strict=True) for token in t[-2:][:new]]
-    logits = runner.forward(flat, queries)
+    logits = logits_of(runner, flat, queries)
     expected = torch.cat(
         [hf_logits(folder, t)[-2:][:new] for t, new in zip(texts, news, strict=True)]
     )

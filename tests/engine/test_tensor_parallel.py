@@ -23,6 +23,7 @@ from tandem.runners.placement import Placement
 from tandem.service import EngineService
 from tests.engine.checkpoints import make_checkpoint
 from tests.engine.conftest import without_kernels
+from tests.engine.references import logits_of
 from tests.engine.sinks import LONG, WAIT_S, config_of, submit, until
 
 RNG = random.Random(11)
@@ -107,7 +108,7 @@ def test_the_number_of_collective_calls(engine, good_draft, monkeypatch, t, d, d
         )
     counted = {}
     for role, runner in (("target", one.target), ("draft", one.proposer.guesser.runner)):
-        real = runner.forward_tapped
+        real = runner.forward
 
         def forward(*args, real=real, role=role):
             before = len(calls)
@@ -115,7 +116,7 @@ def test_the_number_of_collective_calls(engine, good_draft, monkeypatch, t, d, d
             counted.setdefault(role, set()).add(len(calls) - before)
             return answer
 
-        monkeypatch.setattr(runner, "forward_tapped", forward)
+        monkeypatch.setattr(runner, "forward", forward)
     one.generate([PROMPTS[0]], SamplingParams(max_tokens=12, temperature=0))
     layers = one.target.config.num_layers
     assert counted["target"] == {collectives_a_forward(layers, t)}
@@ -144,11 +145,11 @@ def test_ranks_are_pinned_to_their_cores(engine):
 
 def test_kv_moves_on_every_rank(engine):
     runner = engine(**sizes(2, 1)).target
-    runner.forward(PROMPTS[0][:2], [Query([0], 0, 2)])
-    before = runner.forward([7], [Query([0], 2, 1)])
+    logits_of(runner, PROMPTS[0][:2], [Query([0], 0, 2)])
+    before = logits_of(runner, [7], [Query([0], 2, 1)])
     block_size = 16
     runner.move([0, 1], [block_size, block_size + 1])
-    after = runner.forward([7], [Query([1], 2, 1)])
+    after = logits_of(runner, [7], [Query([1], 2, 1)])
     torch.testing.assert_close(after, before)
 
 

@@ -10,7 +10,7 @@ from tandem.attention.plan import Query, plan_groups, plan_rows
 from tandem.drafting import Draft, Proposer
 from tandem.models.config import read_model_config
 from tandem.runners.model_runner import ModelRunner
-from tests.engine.references import hf_greedy, hf_logits
+from tests.engine.references import hf_greedy, hf_logits, logits_of
 
 LENGTH = 48
 NODES = 12
@@ -94,8 +94,8 @@ def test_a_node_sees_its_ancestors_alone(target):
     prefix, nodes, parents = [1, 2, 3, 4, 5], [10, 11, 12, 13, 14, 15], [-1, 0, 0, 1, 2, 2]
     runner = ModelRunner(target, read_model_config(target), torch.float32, torch.device("cpu"))
     runner.allocate(num_blocks=4, block_size=4)
-    runner.forward(prefix, [Query([2, 0, 1], 0, len(prefix))])
-    logits = runner.forward(nodes, [Query([2, 0, 1], len(prefix), len(nodes), parents)])
+    logits_of(runner, prefix, [Query([2, 0, 1], 0, len(prefix))])
+    logits = logits_of(runner, nodes, [Query([2, 0, 1], len(prefix), len(nodes), parents)])
     for node in range(len(nodes)):
         path, at = [], node
         while at >= 0:
@@ -139,7 +139,7 @@ def test_compacted_kv_is_that_of_a_fresh_pass_bit_for_bit(target):
         found = cached(engine.target, request.blocks, computed)
     scratch = ModelRunner(target, read_model_config(target), torch.float32, torch.device("cpu"))
     scratch.allocate(num_blocks=8, block_size=16)
-    scratch.forward(text[:computed], [Query(range(8), 0, computed)])
+    logits_of(scratch, text[:computed], [Query(range(8), 0, computed)])
     expected = cached(scratch, range(8), computed)
     assert torch.equal(found, expected)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import weakref
 from array import array
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from tandem.attention.paged import PagedKVCache
 from tandem.attention.plan import Query
 from tandem.cpu.library import load_kernels
 from tandem.cpu.linear import KernelLinear
-from tandem.cpu.sampling import Texts, limits_of
+from tandem.cpu.sampling import NO_TEXT, Texts, limits_of
 from tandem.cpu.structures import BIAS, CHAIN, CHAINS, STEP, Entry, Layer, Matrix, Model
 from tandem.models.decoder import Layer as DecoderLayer
 from tandem.models.decoder import Passed, Stack
@@ -31,9 +32,12 @@ class Records(NamedTuple):
 
     chains: Ints
     blocks: Ints
-    texts: Ints
     biases: Ints
-    keys: Ints
+    longs: Ints
+    """Texts, then keys, and then room for the tokens, ..."""
+    keys: int
+    """... which begin at these addresses."""
+    tokens: int
 
 
 class States(NamedTuple):
@@ -42,6 +46,28 @@ class States(NamedTuple):
     hidden: Tensor
     """[T, hidden]; [T, width] where they are yet to be fused."""
     fused: bool
+
+
+class Room:
+    """Where passes leave their logits, one in the place of the other: behind a pass, which has the
+    caches forget all else, each call of torch takes 10 us."""
+
+    def __init__(self, columns: int) -> None:
+        self.columns = columns
+        self._whole = torch.empty(0, columns)
+        self._first: dict[int, Tensor] = {}
+        """By how many rows."""
+        self.address = 0
+
+    def rows(self, count: int) -> Tensor:
+        """[count, columns] float32, of any content."""
+        rows = self._first.get(count)
+        if rows is None:
+            if count > len(self._whole):
+                self._whole, self._first = torch.empty(count, self.columns), {}
+                self.address = self._whole.data_ptr()
+            rows = self._first[count] = self._whole[:count]
+        return rows
 
 
 class KernelStack:
@@ -71,7 +97,7 @@ class KernelStack:
             config.head_dim,
             config.intermediate_size,
             cache.block_size,
-            1,
+            torch.get_num_threads(),
             cache.data.dtype == torch.bfloat16,
             config.norm_eps,
             layers,
@@ -82,6 +108,7 @@ class KernelStack:
             self._matrix(stack.head),
             self._entry(stack) if isinstance(stack, FeatureHead) else Entry(),
         )
+        self._room = Room(self._model.head.rows)
 
     def _layer(self, layer: DecoderLayer, cache: Tensor) -> Layer:
         attention, mlp = layer.attention, layer.mlp
@@ -140,39 +167,44 @@ class KernelStack:
         taps: Sequence[int] | None,
         states: States | None = None,
     ) -> Passed:
-        """As `ModelRunner.forward_tapped`; states: for a draft head."""
-        flat = _longs(tokens)
-        hidden = None if states is None else self._checked(states, len(flat))
-        picked = array("i", range(len(flat)) if rows is None else rows)
-        logits = torch.empty(len(picked), self._model.head.rows)
-        wanted = array("i", sorted(taps or ()))
+        """As `ModelRunner.forward`; states: for a draft head. The logits are overwritten by
+        the next pass."""
+        flat = _numbers(tokens)
+        count = len(flat)
+        hidden = None if states is None else self._checked(states, count)
+        picked = range(count) if rows is None else rows
+        logits = self._room.rows(len(picked))
+        wanted = sorted(taps) if taps else []
         features, tapped, normed = None, 0, 0
         if taps is not None:
-            features = torch.empty(len(flat), max(1, len(wanted)) * self.config.hidden_size)
+            features = torch.empty(count, max(1, len(wanted)) * self.config.hidden_size)
             tapped, normed = (features.data_ptr(), 0) if taps else (0, features.data_ptr())
-        query, blocks, parents = self._queries(queries)
-        best = array("q", bytes(8 * len(picked)))
+        records, blocks, parents = self._queries(queries)
+        # two arrays, for behind a pass each takes as long as filling it
+        small = array("i", [*records, *blocks, *parents, *picked, *wanted])
+        large = array("q", [*flat, *[0] * len(picked)])
+        at, at_blocks = _address(small), _address(small) + 4 * len(records)
+        at_picked = at_blocks + 4 * (len(blocks) + len(parents))
         step = STEP.pack(
-            len(flat),
+            count,
             len(queries),
             len(picked),
             len(wanted),
-            _address(flat),
+            _address(large),
             _pointer(hidden),
             states is not None and states.fused,
-            _address(query),
-            _address(blocks),
-            _address(parents),
-            _address(picked),
-            _address(wanted),
-            logits.data_ptr(),
+            at,
+            at_blocks,
+            at_blocks + 4 * len(blocks),
+            at_picked,
+            at_picked + 4 * len(picked),
+            self._room.address,
             tapped,
             normed,
-            _address(best),
+            _address(large) + 8 * count,
         )
-        self._model.threads = torch.get_num_threads()
         self._forward(self._model, step, self._space)
-        return Passed(logits, features, best.tolist())
+        return Passed(logits, features, large[count:].tolist())
 
     def _checked(self, states: States, rows: int) -> Tensor:
         """As the kernels take them."""
@@ -195,52 +227,57 @@ class KernelStack:
         logits [B, V] of the first tokens; queries: of the tokens that are fed; states [B, hidden]
         for a draft head; ids [own vocabulary]: what its tokens are to the target.
         """
-        logits = logits.contiguous()
+        vocab, address = self._room.columns, self._room.address
+        if logits is not self._room.rows(len(queries)):
+            logits = logits.contiguous()
+            vocab, address = logits.shape[1], logits.data_ptr()
         states = None if states is None else states.float().contiguous()
         longest = max([draw.length for draw in draws.chains])
-        records = self._records(queries, draws, logits.shape[1], longest)
-        tokens = array("q", bytes(8 * len(queries) * longest))
+        records = self._records(queries, draws, vocab, longest)
         chains = CHAINS.pack(
             len(queries),
             longest,
-            logits.shape[1],
+            vocab,
             _address(records.chains),
-            logits.data_ptr(),
+            address,
             _pointer(states),
             _pointer(ids),
             _address(records.blocks),
-            _address(records.texts),
+            _address(records.longs),
             _address(records.biases),
-            _address(records.keys),
+            records.keys,
             draws.seed,
             _pointer(draws.q),
-            _address(tokens),
+            records.tokens,
         )
-        self._model.threads = torch.get_num_threads()
         self._chains(self._model, chains, self._space)
+        first = len(records.longs) - len(queries) * longest
         return [
-            tokens[at * longest : at * longest + draw.length].tolist()
-            for at, draw in enumerate(draws.chains)
+            records.longs[at : at + draw.length].tolist()
+            for at, draw in zip(itertools.count(first, longest), draws.chains, strict=False)
         ]
 
     def _records(self, queries: Sequence[Query], draws: Draws, vocab: int, longest: int) -> Records:
-        chains, blocks, biases, keys = array("b"), array("i"), array("b"), array("Q")
-        texts = Texts()
+        chains, blocks, biases = array("b"), array("i"), array("b")
+        texts, keys = Texts(), list[int]()
         for draw, query in zip(draws.chains, queries, strict=True):
             params = draw.request.params
-            limits, text = limits_of(params, vocab), texts.of(draw.request)
+            limits = limits_of(params, vocab)
+            text = texts.of(draw.request) if params.penalized else NO_TEXT
             bias = len(biases) // BIAS.size, len(params.logit_bias)
             where = len(blocks), query.start, draw.q_row
             chains.frombytes(CHAIN.pack(*limits, *text, *bias, draw.noise, draw.length, *where))
             blocks.extend(query.blocks[: -(-query.end // self._block_size)])
             for one in params.logit_bias.items():
                 biases.frombytes(BIAS.pack(*one))
-            keys.extend((*draw.keys, *(0,) * (longest - len(draw.keys))))
-        return Records(chains, blocks, texts.tokens, biases, keys)
+            keys += [*draw.keys, *[0] * (longest - len(draw.keys))]
+        longs = array("Q", [*texts.tokens, *keys, *[0] * len(keys)])
+        at_keys = _address(longs) + 8 * len(texts.tokens)
+        return Records(chains, blocks, biases, longs, at_keys, at_keys + 8 * len(keys))
 
-    def _queries(self, queries: Sequence[Query]) -> tuple[Ints, Ints, Ints]:
+    def _queries(self, queries: Sequence[Query]) -> tuple[list[int], list[int], list[int]]:
         """[queries, 5] as in the kernels' `Query`, and the tables that it points into."""
-        records, blocks, parents = array("i"), array("i"), array("i")
+        records, blocks, parents = list[int](), list[int](), list[int]()
         for query in queries:
             tree = -1
             if query.parents is not None:
@@ -251,8 +288,8 @@ class KernelStack:
         return records, blocks, parents
 
 
-def _longs(tokens: Sequence[int] | Tensor) -> Ints:
-    return array("q", tokens.tolist() if isinstance(tokens, Tensor) else tokens)
+def _numbers(tokens: Sequence[int] | Tensor) -> Sequence[int]:
+    return tokens.tolist() if isinstance(tokens, Tensor) else tokens
 
 
 def _address(numbers: Ints) -> int:

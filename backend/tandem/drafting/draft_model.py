@@ -93,11 +93,11 @@ class DraftModel:
     def _forward(
         self, tokens: Sequence[int], queries: Sequence[Query], rows: Sequence[int] | None = None
     ) -> Tensor:
-        """As the runner's, over the target's vocabulary."""
+        """Logits over the target's vocabulary, as in `Passed`."""
         if self.translation is None:
-            return self.runner.forward(tokens, queries, rows)
+            return self.runner.forward(tokens, queries, rows).logits
         read = self.translation.tokens(tokens)
-        return self.translation.logits(self.runner.forward(read, queries, rows))
+        return self.translation.logits(self.runner.forward(read, queries, rows).logits)
 
     def keep(self, request: Request, nodes: int) -> None:
         request.draft_computed = len(request.tokens) + nodes

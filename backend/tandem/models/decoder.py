@@ -24,7 +24,7 @@ class Passed(NamedTuple):
     """What a pass over T tokens gives of the R rows that were asked for."""
 
     logits: Tensor
-    """[R, vocab] float32"""
+    """[R, vocab] float32, until the model's next pass: to be kept they must be copied."""
     features: Tensor | None
     """[T, width]; None: nothing was tapped."""
     best: list[int] | None = None

@@ -50,7 +50,7 @@ class HeadRunner:
             states = States(hidden, fused or self.head.fusion is None)
             logits, features, _ = self.by_kernels.forward(tokens, queries, rows, taps, states)
             assert features is not None
-            made = features.to(hidden.dtype)
+            made, logits = features.to(hidden.dtype), logits.clone()
         return self.head.spread(logits), made
 
     def chains(

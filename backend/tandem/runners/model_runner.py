@@ -71,19 +71,11 @@ class ModelRunner:
         tokens: Sequence[int] | Tensor,
         queries: Sequence[Query],
         rows: Sequence[int] | None = None,
-    ) -> Tensor:
-        """Runs T tokens laid out as `queries`; float32 logits [R, vocab] of `rows` (None: all)."""
-        return self.forward_tapped(tokens, queries, rows, None).logits
-
-    def forward_tapped(
-        self,
-        tokens: Sequence[int] | Tensor,
-        queries: Sequence[Query],
-        rows: Sequence[int] | None,
-        taps: Sequence[int] | None,
+        taps: Sequence[int] | None = None,
     ) -> Passed:
-        """As `forward`; with `taps` the hidden states [T, width] too: the inputs of these layers
-        side by side, or without any the last layer's output after the norm."""
+        """Runs T tokens laid out as `queries`; the logits of `rows` (None: all). With `taps` the
+        hidden states [T, width] too: the inputs of these layers side by side, or without any the
+        last layer's output after the norm."""
         if self.by_kernels is not None:
             return self.by_kernels.forward(tokens, queries, rows, taps)
         with torch.inference_mode():

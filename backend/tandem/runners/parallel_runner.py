@@ -52,22 +52,14 @@ class ParallelRunner:
         tokens: Sequence[int],
         queries: Sequence[Query],
         rows: Sequence[int] | None = None,
-    ) -> Tensor:
-        """As `ModelRunner.forward`. Raises `EngineDeadError` when a rank is lost."""
-        return self.forward_tapped(tokens, queries, rows, None).logits
-
-    def forward_tapped(
-        self,
-        tokens: Sequence[int],
-        queries: Sequence[Query],
-        rows: Sequence[int] | None,
-        taps: Sequence[int] | None,
+        taps: Sequence[int] | None = None,
     ) -> Passed:
-        """As `ModelRunner.forward_tapped`: hidden states are whole on every rank."""
+        """As `ModelRunner.forward`: hidden states are whole on every rank. Raises
+        `EngineDeadError` when a rank is lost."""
         try:
             self._world.tell(self._ranks, Forward(self._role, tokens, queries, rows))
             if self._own is not None:
-                return self._own.forward_tapped(tokens, queries, rows, taps)
+                return self._own.forward(tokens, queries, rows, taps)
             count = len(tokens) if rows is None else len(rows)
             return Passed(self._receive(count), None)
         except (RuntimeError, OSError) as error:

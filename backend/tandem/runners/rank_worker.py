@@ -87,7 +87,7 @@ class _Worker:
     @torch.inference_mode()
     def _forward(self, command: Forward) -> None:
         runner = self.runners[command.role]
-        logits = runner.forward(command.tokens, command.queries, command.rows)
+        logits = runner.forward(command.tokens, command.queries, command.rows).logits
         ranks = self.rank.placement.ranks(command.role)
         if ranks[0] == self.rank.rank and logits.shape[0]:  # a draft with ranks of its own
             self.rank.link(command.role).pass_on(logits)

@@ -127,7 +127,8 @@ class Sampler:
         dimension's in q [.., longest, V], which is for requests that are verified by rejection."""
         longest, chains = max(lengths), []
         for request, length, place in zip(requests, lengths, places, strict=True):
-            kind, keys = noise_of(request), self.keys(request, length)
+            kind = noise_of(request)
+            keys = self.keys(request, length) if kind == KEYED else ()
             q_row = place * longest if kind == RANDOM else -1
             chains.append(ChainDraw(request, kind, length, keys, q_row))
         return Draws(chains, self._seeds.getrandbits(31), q)
