@@ -7,8 +7,8 @@ and its process sends what has come together about once a second (service_worker
 from __future__ import annotations
 
 import random
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 Kind = Literal["counter", "gauge", "histogram"]
@@ -21,6 +21,7 @@ SECONDS_OF_A_STEP = (
 """... for what steps do: a draft may take a twentieth of a step of two milliseconds."""
 MOST_OF_STEPS = 64  # values of one histogram in one report, a random choice of all, ...
 MOST_OF_REQUESTS = 1024  # ... and where there is one a request
+MOST_HELD = 1 << 16  # until there is a report, which an engine in its user's process may never make
 
 
 class Metric(NamedTuple):
@@ -198,7 +199,7 @@ class Meters:
         self._counts: Counter[tuple[str, str]] = Counter()
         """By what becomes a `Key`, of which making one takes as long as all else here."""
         self._rounds: Counter[tuple[int, int, int]] = Counter()
-        self._observed: defaultdict[str, list[float]] = defaultdict(list)
+        self._observed: defaultdict[str, deque[float]] = defaultdict(_latest)
 
     def count(self, name: str, by: float = 1, label: str = "") -> None:
         """Adds to a counter."""
@@ -209,7 +210,7 @@ class Meters:
         if times == 1:
             self._observed[name].append(value)
         else:
-            self._observed[name] += [value] * times
+            self._observed[name].extend([value] * times)
 
     def round(self, drafted: int, accepted: int, depth: int | None = None) -> None:
         """A request's round in which something was drafted. depth: of the draft; None: it was a
@@ -231,10 +232,14 @@ class Meters:
         return Report(counts, gauges, observed)
 
 
-def _some(name: str, values: list[float]) -> list[float]:
+def _latest() -> deque[float]:
+    return deque(maxlen=MOST_HELD)
+
+
+def _some(name: str, values: Sequence[float]) -> list[float]:
     """A histogram's values, or of too many a random choice."""
     most = MOST_OF_REQUESTS if name in OF_REQUESTS else MOST_OF_STEPS
-    return values if len(values) <= most else random.sample(values, most)
+    return list(values) if len(values) <= most else random.sample(values, most)
 
 
 def merged(reports: Iterable[Report]) -> Report:

@@ -17,7 +17,7 @@ from tools.soak.health import Asked, too_slow
 from tools.soak.runs import Result, kept
 from tools.soak.shared_memory import SharedMemory
 from tools.soak.traffic import Ends
-from tools.soak.watch import Sample, trend
+from tools.soak.watch import OF_LOADS_MIB, Sample, trend
 
 
 def ends(left_begun=0, **counts):
@@ -82,10 +82,17 @@ def test_what_is_killed_is_told_from_what_ends_by_itself():
 def test_memory_that_grows_is_told_from_memory_that_is_taken_once():
     taken = [Sample(second, 100.0 if second < 20 else 400.0) for second in range(100)]
     grows = [Sample(second, 300.0 + second) for second in range(100)]
-    assert trend(taken).flat
+    assert trend(taken).is_flat()
     assert trend(taken).growth_mib == pytest.approx(0)
-    assert not trend(grows).flat
+    assert not trend(grows).is_flat()
     assert trend(grows).growth_mib == pytest.approx(49)
+
+
+@pytest.mark.parametrize(("a_load", "flat"), [(0.05, True), (0.5, False)])
+def test_loads_may_leave_next_to_nothing(a_load, flat):
+    """Fifty of them."""
+    found = trend([Sample(number, 40 + a_load * number) for number in range(50)])
+    assert found.is_flat(OF_LOADS_MIB, share=0) is flat
 
 
 @pytest.mark.parametrize(

@@ -242,6 +242,24 @@ def test_bad_words_are_not_written(engine, good_draft):
     assert not any(f" {word} " in output.text + " " for word in words)
 
 
+def test_what_is_long_to_tokenize_is_done_before_a_request_comes(engine, monkeypatch):
+    """So that nobody's step waits for it."""
+    one = engine()
+    words = [f"t{n}" for n in range(20, 60)]
+    prepared = one.prepare("t1 t2 t3", SamplingParams(max_tokens=4, bad_words=words), "a")
+    monkeypatch.setattr(one.tokenizer, "_tokenizer", NoEncoder(one.tokenizer._tokenizer))
+    one.add(prepared)
+    drain(one)
+    assert prepared.num_output == 4
+
+
+class NoEncoder:
+    """A tokenizer that decodes alone."""
+
+    def __init__(self, tokenizer):
+        self.decode = tokenizer.decode
+
+
 # -- by hand -----------------------------------------------------------------------------------
 
 

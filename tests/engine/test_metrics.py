@@ -28,6 +28,7 @@ from tandem.metrics import (
     HEARTBEAT,
     KV_USAGE,
     LENGTH,
+    MOST_HELD,
     MOST_OF_STEPS,
     PREEMPTIONS,
     PREFIX_HITS,
@@ -172,6 +173,13 @@ def test_many_values_are_sampled_evenly():
     kept = meters.report(NOTHING).observed[VERIFYING]
     assert len(kept) == MOST_OF_STEPS
     assert 3000 < sum(kept) / len(kept) < 7000
+
+
+def test_what_nobody_asks_for_does_not_pile_up():
+    meters = Meters()
+    for _ in range(100):
+        meters.observe(VERIFYING, 1.0, times=MOST_HELD // 50)
+    assert len(meters._observed[VERIFYING]) == MOST_HELD
 
 
 @pytest.mark.parametrize("name", [FIRST_TOKEN, END_TO_END, QUEUED])

@@ -16,6 +16,7 @@ from tandem.errors import (
     InvalidRequestError,
     QueueFullError,
     RequestTimeoutError,
+    TandemError,
 )
 from tandem.messages import Alive, Measured, Outputs, Refused
 from tandem.metrics import (
@@ -163,6 +164,15 @@ def test_what_was_given_up_is_not_counted_again(shared, monkeypatch):
     monkeypatch.setattr(shared, "_on_report", reports.append)
     shared._refuse(Refused("given up", "RequestTimeoutError", "It took too long."))
     assert not reports
+
+
+def test_a_bug_that_a_request_meets_is_counted_as_ours(shared, monkeypatch):
+    reports: list[Report] = []
+    monkeypatch.setattr(shared, "_on_report", reports.append)
+    shared._sinks["a"] = answer = Answer()
+    shared._refuse(Refused("a", "TandemError", "The request could not be read: see the log."))
+    assert [type(error) for error in answer.errors] == [TandemError]
+    assert reports == [counted(FAILED, 1, "internal")]
 
 
 def test_an_engine_is_not_idle_before_its_answers_are_counted(shared, monkeypatch):

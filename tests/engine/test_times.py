@@ -10,6 +10,7 @@ from tandem.assembly import pass_times
 from tandem.config import EngineConfig
 from tandem.drafting import times
 from tandem.drafting.times import Times, profile
+from tandem.models.decoder import Passed
 
 
 def profiled(monkeypatch, seconds, most, text=64):
@@ -123,7 +124,7 @@ def test_passes_are_profiled_in_blocks_that_nobody_shares(target, num_blocks, ma
         def forward(self, tokens, queries):
             assert len(tokens) == sum(query.length for query in queries)
             passes.append(queries)
-            return torch.zeros(1, 1)
+            return Passed(torch.zeros(1, 1), None)
 
     config = EngineConfig(model=target, speculative_method="ngram", num_speculative_tokens=4)
     pass_times(config, Target(), num_blocks, max_model_len)

@@ -23,6 +23,7 @@ from tools.soak.shared_memory import SharedMemory
 from tools.soak.traffic import Ask, Ends, any_ask, closed_loop, open_loop
 from tools.soak.watch import (
     MIB,
+    OF_LOADS_MIB,
     Footprint,
     Sample,
     Trend,
@@ -220,16 +221,16 @@ def _run(
     least = max(2, THROUGHOUT * looks) if kills else 2
     trends = {name: trend(seen) for name, seen in watch.samples.items() if len(seen) >= least}
     after = one.footprint()
-    found = troubles(ends, account, len(kills)) + _grown(trends) + _more(before, after)
+    grown = _grown({name: seen for name, seen in trends.items() if not seen.is_flat()})
+    found = troubles(ends, account, len(kills)) + grown + _more(before, after)
     return Result(ends.counts, account, trends, watch.samples, before, after, [], found, minutes)
 
 
 def _grown(trends: Mapping[str, Trend]) -> list[str]:
-    """A sentence for each process whose memory is not flat."""
+    """A sentence for each process, whose memory is not flat."""
     return [
-        f"The memory of {name} grew by {one.growth_mib:.0f} MiB in the second half."
+        f"The memory of {name} grew by {one.growth_mib:.1f} MiB in the second half."
         for name, one in trends.items()
-        if not one.flat
     ]
 
 
@@ -248,15 +249,17 @@ def reloads(model: str, times: int, tick: Tick = lambda: None, log: Path | None 
         begin = read(one.server.endpoints.metrics)
         triton = psutil.Process(one.server.pid)
         for number in range(times):
-            prints.append(_load_and_unload(one, model, again=number % 5 == 1))
+            prints.append(_load_and_unload(one, model))
             samples.append(Sample(number, triton.memory_info().rss / MIB))
             held.append({"open files": triton.num_fds(), "threads": triton.num_threads()})
             tick()
         account = read(one.server.endpoints.metrics).since(begin)
-    trends = {"tritonserver": trend(samples)}
+    whole = trend(samples)
+    trends = {"tritonserver": whole}
     found = [f"After an unload there was {left}." for left in {*prints} - {TRITON_ALONE}]
-    found += _grown(trends) + kept(held) + one.left()
-    ends, minutes = {"answered": times}, (time.monotonic() - begun) / 60
+    found += _grown({} if whole.is_flat(OF_LOADS_MIB, share=0) else trends)
+    found += kept(held) + one.left()
+    ends, minutes = {"answered": 2 * times}, (time.monotonic() - begun) / 60
     memory = {"tritonserver": samples}
     return Result(ends, account, trends, memory, prints[0], prints[-1], [], found, minutes)
 
@@ -272,13 +275,13 @@ def kept(held: Sequence[Mapping[str, int]]) -> list[str]:
     ]
 
 
-def _load_and_unload(one: Served, model: str, again: bool) -> Footprint:
-    """What is left behind the unload. again: with a reload between."""
+def _load_and_unload(one: Served, model: str) -> Footprint:
+    """What is left behind a load, a reload and an unload."""
     urls = one.server.endpoints
     with InferenceServerClient(urls.grpc) as control, GrpcClient(urls.grpc, model) as client:
-        for _ in range(1 + again):
+        for _ in range(2):
             control.load_model(model)
-        client.generate("def main():", max_tokens=8)
+            client.generate("def main():", max_tokens=8)
         control.unload_model(model)
     end = time.monotonic() + UNLOAD_S
     while (left := one.footprint()) != TRITON_ALONE and time.monotonic() < end:

@@ -17,8 +17,9 @@ from tools.soak.shared_memory import SharedMemory, size
 
 MIB = 1 << 20
 PAUSE_S = 1.0
-NOISE_MIB = 24.0  # growth that allocators explain
-NOISE_SHARE = 0.05
+NOISE_MIB = 6.0  # growth that allocators explain, by traffic, ...
+NOISE_SHARE = 0.02
+OF_LOADS_MIB = 2.0  # ... and in Triton by loads and unloads
 MODULES = {"tandem.service_worker": "engine", "tandem.runners.rank_worker": "rank"}
 
 
@@ -100,10 +101,9 @@ class Trend(NamedTuple):
     growth_mib: float
     """By the slope of a straight line."""
 
-    @property
-    def flat(self) -> bool:
-        """Whether it is no more than allocators explain."""
-        return self.growth_mib <= NOISE_MIB + NOISE_SHARE * self.mean_mib
+    def is_flat(self, noise_mib: float = NOISE_MIB, share: float = NOISE_SHARE) -> bool:
+        """Whether it is no more than allocators explain: so much, and a share of all."""
+        return self.growth_mib <= noise_mib + share * self.mean_mib
 
 
 def trend(samples: Sequence[Sample]) -> Trend:
