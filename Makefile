@@ -72,7 +72,7 @@ test-vllm: setup-vllm ## run the tests that need vLLM, and the contract's tests 
 		--ignore-glob "*test_methods.py" --ignore-glob "*test_soak.py" \
 		--ignore-glob "*_steps.py" --serve tandem_vllm $(ARGS)
 
-soak: setup $(NEEDS) ## 30 minutes of mixed traffic, 5 with kills, 1 of overload, 50 loads and unloads
+soak: setup $(NEEDS) ## 30 minutes of mixed traffic, 5 with kills, 1 of overload, 50 loads, reloads and unloads
 	@for run in traffic faults overload reloads; do \
 		$(BIN)/python -m tools.soak $$run --model $(MODEL) --plot .cache/soak/$$run.svg || exit 1; \
 	done

@@ -72,7 +72,7 @@ class EngineProcess:
                 answer: Ready | Failed = self.connection.recv()
                 return answer.reason if isinstance(answer, Failed) else None
         except (EOFError, OSError):
-            code = self._process.wait()
+            code = self.end()
             return f"The engine's process ended with code {code} at start{_hint(code)}."
         self.kill()
         return (
@@ -129,7 +129,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="tandem-", ignore_cleanup_errors=True)
 
 
-def _hint(code: int) -> str:
+def _hint(code: int | None) -> str:
     if code == -signal.SIGKILL:
         return ": if memory ran out, give it more, or take smaller models or less kv_cache_memory"
     return ": read the log"

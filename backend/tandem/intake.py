@@ -77,7 +77,7 @@ class Intake:
 
     @property
     def unread(self) -> int:
-        """Requests whose prompts are still to be tokenized."""
+        """Requests that are still to be prepared."""
         return len(self._waiting)
 
     def _receive(self) -> None:
@@ -106,7 +106,7 @@ class Intake:
             self._pass_on(message)
 
     def _left(self, request_id: str) -> bool:
-        """Whether its prompt was still waiting; no longer."""
+        """Whether it still waited to be prepared; no longer."""
         with self._lock:
             waited = request_id in self._waiting
             self._waiting.discard(request_id)

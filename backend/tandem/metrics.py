@@ -91,7 +91,7 @@ REFUSALS = {
     "QueueFullError": "queue_full",
     "RequestTimeoutError": "timeout",
 }
-"""What `FAILED` calls an error; any other is `LOST`."""
+"""What `FAILED` calls a refusal."""
 
 
 def _times(name: str, help: str, buckets: tuple[float, ...]) -> Metric:

@@ -89,9 +89,7 @@ class Scheduler:
         reading: list[Request] = []
         for request in self.running:
             (ready if request.decoding else reading).append(request)
-        room = len(self.running) < self.config.max_num_seqs
-        prefill_due = bool(reading) or (bool(self.waiting) and room)
-        decodes, budget = self._schedule_decodes(ready, budget, prefill_due)
+        decodes, budget = self._schedule_decodes(ready, budget, bool(reading))
         prefills: list[Prefill] = []
         if reading:  # (behind a pass each function that is called takes microseconds)
             prefills, budget = self._continue_prefills(reading, budget)
@@ -100,7 +98,7 @@ class Scheduler:
         return StepPlan(decodes, prefills)
 
     def _schedule_decodes(
-        self, ready: list[Request], budget: int, prefill_due: bool
+        self, ready: list[Request], budget: int, others_read: bool
     ) -> tuple[list[Decode], int]:
         """One token for every decoding request; what budget and blocks leave over is lookahead."""
         for request in ready:
@@ -110,6 +108,8 @@ class Scheduler:
         budget -= len(ready)
         if not self._speculates():
             return [Decode(request, 0) for request in ready], budget
+        room = len(self.running) < self.config.max_num_seqs
+        prefill_due = others_read or (self.waiting and room)
         drafts = budget - budget // 2 if prefill_due else budget  # arrivals must not starve
         lookaheads = self._lookaheads(ready, drafts)
         decodes = [Decode(*one) for one in zip(ready, lookaheads, strict=True)]

@@ -11,6 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Protocol, TypeVar
 
@@ -221,12 +222,12 @@ class EngineService:
         return min(FIRST_PAUSE_S * 2 ** min(self._crashes, 16), LONGEST_PAUSE_S)
 
     def _route_until_closed(self) -> None:
-        try:
-            while True:
+        with suppress(EOFError, OSError):
+            while not self._broken:
                 self._dispatch(self._receive(self._process.connection))
-        except (EOFError, OSError):
-            with self._lock:
-                self._alive = False
+            self._process.kill()  # it ends by itself, unless a device holds it
+        with self._lock:
+            self._alive = False
 
     def _receive(self, connection: Connection) -> list[FromEngine]:
         """Waits for a message and takes all others that have piled up behind it.

@@ -65,7 +65,7 @@ def test_what_loads_leave_behind_is_seen():
     noise = [{"open files": 20 + number % 2, "threads": 9 + number} for number in (0, 1, 0, 1)]
     assert kept(noise) == []
     leak = [{"open files": 20, "threads": 9 + number} for number in range(4)]
-    assert kept(leak) == ["Triton has 3 more threads than behind the first of 4 loads."]
+    assert kept(leak) == ["Triton has 3 more threads than behind the first of 4 unloads."]
 
 
 def test_what_is_killed_is_told_from_what_ends_by_itself():

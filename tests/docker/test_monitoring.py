@@ -112,8 +112,8 @@ def test_what_wakes_an_operator():
     assert down.split(" or ") == [
         f"max by (model, version, instance) (tandem_engine_up * ({fresh})) == 0",
         f'up{{job="{job["job_name"]}"}} == 0',
-        "up and on (job, instance) present_over_time(tandem_engine_up[1d]) "
-        "unless on (job, instance) tandem_engine_up",
+        "max by (job, instance, model) (present_over_time(tandem_engine_up[1d])) "
+        "and on (job, instance) up unless on (job, instance, model) tandem_engine_up",
         "absent(tandem_engine_up)\n",
     ]
     assert "tandem_engine_restarts_total[10m]" in found["TandemEngineRestarting"]["expr"]
@@ -171,9 +171,18 @@ def bent():
         bends[f"{name}, fresh or not"] = re.compile(rest, re.DOTALL), r"\1"
     bends["not by positions"] = re.compile("draft_positions"), "draft_tokens"
     bends["not of lost processes"] = re.compile(r" < bool 30"), " < bool 3000"
-    bends["only of one job"] = re.compile(r"or up and .*\n"), ""
-    bends["of servers of others"] = re.compile(r"or up and on .*\n"), "or up == 0\n"
-    bends["only where nobody answers"] = re.compile(r"or up and"), "or up == 0 and"
+    shown = r"or max by \(job, instance, model\) .*\n"
+    bends["only of one job"] = re.compile(shown), ""
+    bends["of servers of others"] = re.compile(shown), "or up == 0\n"
+    bends["only where nobody answers"] = (
+        re.compile(r"instance\) up unless"),
+        "instance) up == 0 unless",
+    )
+    bends["only without any model"] = (
+        re.compile(r"instance, model\) tandem_e"),
+        "instance) tandem_e",
+    )
+    bends["of targets that are gone"] = re.compile(r" and on \(job, instance\) up"), ""
     return bends
 
 

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from tandem.attention.plan import Query
 from tandem.cpu import library
+from tandem.cpu.decoder import Room
 from tandem.cpu.library import load_kernels
 from tandem.cpu.linear import KernelLinear
 from tandem.cpu.memory import zeros
@@ -173,6 +174,15 @@ def test_hidden_states_without_taps_are_those_behind_the_last_norm(runner):
     assert torch.equal(runner.model.head.kernel(hidden)[[1, 3]], logits)
     empty, *_ = runner.forward(NODES[:4], [query], [], None)
     assert empty.shape == (0, 96)
+
+
+def test_logits_lie_in_one_place_whatever_their_number():
+    room = Room(7)
+    for count in (2, 5, 5, 1, 9, 0):
+        rows = room.rows(count)
+        assert rows.shape == (count, 7)
+        assert rows.data_ptr() == (room.address if count else 0)
+        assert room.rows(count) is rows
 
 
 def test_a_pass_finds_the_first_of_the_best(runner):

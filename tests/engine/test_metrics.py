@@ -130,6 +130,16 @@ def test_what_an_engine_times(engine):
     assert sum(observed[BETWEEN_TOKENS]) == pytest.approx(between, rel=0.05)
 
 
+def test_who_is_begun_has_waited_whatever_becomes_of_it(engine):
+    name = engine.add_request(PROMPTS[0], SamplingParams(max_tokens=4))
+    engine.scheduler.schedule()
+    engine.abort(name)
+    observed = engine.report().observed
+    assert len(observed[QUEUED]) == 1
+    assert FIRST_TOKEN not in observed
+    assert END_TO_END not in observed
+
+
 def test_how_things_stand(engine):
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     engine.add_request(PROMPTS[1], params)

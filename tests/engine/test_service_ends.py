@@ -16,7 +16,7 @@ import pytest
 from tandem import RequestOutput, engine_process, service
 from tandem.engine_process import EngineProcess
 from tandem.errors import ConfigError, EngineDeadError
-from tandem.messages import Outputs
+from tandem.messages import Broken, Outputs
 from tandem.service import EngineService
 from tests.engine.sinks import LONG, WAIT_S, children, config_of, gone, submit, until
 
@@ -87,6 +87,19 @@ def test_who_waits_is_told_before_a_hung_engine_is_waited_for(own, monkeypatch):
     may_end.set()
     until(lambda: own.alive)
     assert answer.calls_after_the_end == 0
+
+
+def test_an_engine_that_says_why_it_ends_is_not_waited_for():
+    """Where a device holds it, it may say so, and neither end nor close its connection."""
+    one = EngineService.__new__(EngineService)
+    one._lock, one._alive, one._broken = threading.Lock(), True, ""
+    one._on_report = lambda report: None  # type: ignore[method-assign]
+    one._process = Stuck()  # type: ignore[assignment]
+    one._process.connection = Closing(*[Broken("A rank is lost.")] * 2)  # type: ignore[attr-defined]
+    one._queued = one._unread = 0.0
+    one._route_until_closed()
+    assert (one._broken, one._alive) == ("A rank is lost.", False)
+    assert one._process.kills == 1  # type: ignore[attr-defined]
 
 
 class Stuck:

@@ -254,7 +254,7 @@ def reloads(model: str, times: int, tick: Tick = lambda: None, log: Path | None 
             held.append({"open files": triton.num_fds(), "threads": triton.num_threads()})
             tick()
         account = read(one.server.endpoints.metrics).since(begin)
-    whole = trend(samples)
+    whole = trend(samples[1:] if times > 2 else samples)  # the first is the first of everything
     trends = {"tritonserver": whole}
     found = [f"After an unload there was {left}." for left in {*prints} - {TRITON_ALONE}]
     found += _grown({} if whole.is_flat(OF_LOADS_MIB, share=0) else trends)
@@ -266,10 +266,10 @@ def reloads(model: str, times: int, tick: Tick = lambda: None, log: Path | None 
 
 def kept(held: Sequence[Mapping[str, int]]) -> list[str]:
     """A sentence for each thing of which loads leave some behind. held: how many there are behind
-    each unload; fewer than one in two loads are no load's."""
+    each unload; fewer than one in two are none of theirs."""
     more = {what: held[-1][what] - held[0][what] for what in held[0]}
     return [
-        f"Triton has {count} more {what} than behind the first of {len(held)} loads."
+        f"Triton has {count} more {what} than behind the first of {len(held)} unloads."
         for what, count in more.items()
         if count > len(held) / 2
     ]

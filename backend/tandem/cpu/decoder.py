@@ -64,7 +64,8 @@ class Room:
         rows = self._first.get(count)
         if rows is None:
             if count > len(self._whole):
-                self._whole, self._first = torch.empty(count, self.columns), {}
+                self._first, self._whole = {}, torch.empty(0)  # before there are two of them
+                self._whole = torch.empty(count, self.columns)
                 self.address = self._whole.data_ptr()
             rows = self._first[count] = self._whole[:count]
         return rows
