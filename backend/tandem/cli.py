@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from tandem.errors import TandemError
+from tandem.errors import ConfigError, TandemError
 
 app = typer.Typer(
     name="tandem",
@@ -76,6 +76,30 @@ def serve(
             arguments=tuple(arguments or ()),
         )
         serve_in_foreground(options, Console(), verbose)
+
+
+@app.command()
+def front(
+    triton: Annotated[str, typer.Option(metavar="HOST:PORT", help="Triton's gRPC.")],
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where clients find it.")
+    ] = "127.0.0.1:8081",
+    most_calls: Annotated[
+        int, typer.Option(min=1, help="Calls at a time; more are refused.")
+    ] = 1024,
+) -> None:
+    """Let gRPC clients that are not trusted in, to models and their answers alone."""
+    import asyncio
+
+    from tandem.serving.grpc_front import serve as serve_front
+
+    Console().print(f"gRPC for clients that are not trusted: {listen}", highlight=False)
+    try:
+        asyncio.run(serve_front(triton, listen, most_calls))
+    except RuntimeError as error:
+        raise ConfigError(
+            f"The front cannot listen on {listen} ({error}): choose another."
+        ) from None
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -290,12 +290,12 @@ class EngineService:
             return
         if output.finished:
             self._take_sink(request_id)
+            logger.debug("%s has ended: %s.", request_id, output.finish_reason)
         if not _deliver(request_id, sink.on_output, output):
             self._give_up(request_id, sink)
         elif output.finished:
             # counted here, for what a killed engine had counted and not yet told would be lost
             self._on_report(counted(FINISHED, 1, output.finish_reason or ""))
-            logger.debug("%s has ended: %s.", request_id, output.finish_reason)
 
     def _give_up(self, request_id: str, sink: Sink) -> None:
         """A sink that lost a part of its answer gets no more of it, but an end."""

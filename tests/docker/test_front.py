@@ -115,7 +115,8 @@ def test_nothing_but_models_is_reached(front, path):
 
 
 def test_compose_puts_it_before_triton_where_asked():
-    service = compose()["front"]
-    assert service["profiles"] == ["front"]
+    service, of_grpc = compose()["front"], compose()["grpc-front"]
+    assert service["profiles"] == of_grpc["profiles"] == ["front"]
+    assert of_grpc["ports"] == ["8081:8081"]
     assert service["volumes"] == ["./front.conf:/etc/nginx/conf.d/default.conf:ro"]
     assert service["ports"] == ["8080:8080"]

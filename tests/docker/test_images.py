@@ -8,8 +8,10 @@ from pathlib import Path
 import kubernetes_validate
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from tandem import EngineConfig
+from tandem.cli import app
 from tests.docker.files import FOLDER, IMAGES, PROBES, ROOT, compose, container, manifests, pod
 
 
@@ -191,3 +193,8 @@ def test_what_images_start_is_a_command_that_there_is():
     for arguments in (container("models")["args"], compose()["triton"]["command"]):
         names = [name.split("=")[0] for name in arguments if name.startswith("--")]
         assert names == ["--model", "--model-repository"]
+    program, command, *options = compose()["grpc-front"]["entrypoint"]
+    assert program == ".venv/bin/tandem"
+    shown = CliRunner().invoke(app, [command, "--help"]).output
+    assert options[::2] == ["--triton", "--listen"]
+    assert all(option in shown for option in options[::2])

@@ -1,0 +1,161 @@
+"""What stands before Triton's gRPC for clients that are not trusted, before a real one."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from tritonclient.grpc import InferenceServerClient, service_pb2
+from tritonclient.utils import InferenceServerException
+
+from tandem.metrics import FINISHED
+from tandem.serving.grpc_front import trouble
+from tandem.serving.ports import Ports, choose_ports
+from tandem_client import GrpcClient
+from tests.triton.raw import RawTensor, message, over_grpc, strings
+from tests.triton.scrape import read, waited
+
+PROMPT = "def main(argv):\n"
+GREEDY = {"temperature": 0.0, "ignore_eos": True}
+ENDS_THE_MODEL = message([RawTensor("input_ids", "INT32", [1 << 62], b"")], {})
+
+
+@pytest.fixture(scope="module")
+def front(triton_server):
+    """host:port of the command, as an operator starts it."""
+    address = f"127.0.0.1:{choose_ports('127.0.0.1', Ports(0, 0, 0)).grpc}"
+    tandem = Path(sys.executable).with_name("tandem")
+    command = [tandem, "front", "--triton", triton_server.endpoints.grpc, "--listen", address]
+    with subprocess.Popen(command) as process:
+        with grpc.insecure_channel(address) as channel:
+            grpc.channel_ready_future(channel).result(timeout=30)
+        yield address
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+
+
+def answer(address, **more):
+    with GrpcClient(address, "tandem") as client:
+        return client.generate(PROMPT, GREEDY, max_tokens=32, **more)
+
+
+@pytest.mark.triton
+def test_it_answers_as_triton_does(front, triton_server):
+    assert answer(front).text == answer(triton_server.endpoints.grpc).text
+    with InferenceServerClient(front) as client:
+        assert client.is_server_ready()
+        assert client.is_model_ready("tandem")
+        assert client.get_model_config("tandem").config.name == "tandem"
+        with pytest.raises(InferenceServerException, match="unknown model"):
+            client.get_model_metadata("nobody")
+
+
+@pytest.mark.triton
+def test_tokens_come_one_by_one(front):
+    with GrpcClient(front, "tandem") as client:
+        begun, times = time.monotonic(), []
+        for _ in client.stream(PROMPT, GREEDY | {"num_draft_tokens": 0}, max_tokens=400):
+            times.append(time.monotonic() - begun)
+    assert len(times) > 4
+    assert times[0] < times[-1] / 2
+
+
+@pytest.mark.triton
+def test_what_ends_the_model_is_refused_and_nobody_beside_it_notices(front, triton_server):
+    with GrpcClient(front, "tandem") as client, grpc.insecure_channel(front) as channel:
+        beside = client.stream(PROMPT, GREEDY, max_tokens=200)
+        next(beside)
+        for _ in range(3):
+            outcome = over_grpc(channel, ENDS_THE_MODEL)
+            assert (outcome.answers, len(outcome.errors)) == (0, 1)
+            assert "more elements than the message has bytes" in outcome.errors[0]
+        assert list(beside)[-1].finish_reason == "length"
+    assert answer(triton_server.endpoints.grpc).text
+
+
+@pytest.mark.triton
+def test_a_request_that_the_model_refuses_is_refused_as_by_triton(front, triton_server):
+    wrong = message([RawTensor("text_input", "BYTES", [1], strings(b""))], {})
+    found = []
+    for address in (front, triton_server.endpoints.grpc):
+        with grpc.insecure_channel(address) as channel:
+            found.append(over_grpc(channel, wrong))
+    assert found[0] == found[1]
+    assert found[0].errors
+
+
+@pytest.mark.triton
+def test_a_client_that_leaves_has_left_for_triton_too(front, triton_server):
+    dropped = FINISHED, ("finished_reason", "abort")
+    before = read(triton_server.endpoints)[dropped]
+    with GrpcClient(front, "tandem") as client:
+        for _ in range(8):
+            chunks = client.stream(PROMPT, GREEDY, max_tokens=1900)
+            next(chunks)
+            chunks.close()
+    found = waited(triton_server.endpoints, lambda found: found[dropped] == before + 8)
+    assert found[dropped] == before + 8
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client: client.unload_model("tandem"),
+        lambda client: client.get_model_repository_index(),
+        lambda client: client.register_system_shared_memory("a", "/a", 1),
+        lambda client: client.update_log_settings({"log_verbose_level": 1}),
+        lambda client: client.update_trace_settings(settings={"trace_rate": "1"}),
+    ],
+    ids=["unload", "index", "shared memory", "log", "trace"],
+)
+def test_nothing_but_models_is_reached(front, ask):
+    with InferenceServerClient(front) as client:
+        with pytest.raises(InferenceServerException, match="lets in what asks for models"):
+            ask(client)
+        assert client.is_model_ready("tandem")
+
+
+def request(shape, content, **more):
+    found = service_pb2.ModelInferRequest(model_name="tandem")
+    found.inputs.add(name="input_ids", datatype="INT32", shape=shape, **more)
+    found.raw_input_contents.append(content)
+    return found
+
+
+def test_what_fits_is_let_in():
+    ids = np.arange(5, dtype="<i4").tobytes()
+    assert trouble(request([5], ids).SerializeToString()) is None
+    assert trouble(request([0], b"").SerializeToString()) is None
+    typed = service_pb2.ModelInferRequest(model_name="tandem")
+    typed.inputs.add(name="stream", datatype="BOOL", shape=[64]).contents.bool_contents.extend(
+        [False] * 64
+    )
+    assert trouble(typed.SerializeToString()) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (request([1 << 62], b"").SerializeToString(), "more elements"),
+        (request([1 << 31, 1 << 31, 4], b"").SerializeToString(), "more elements"),
+        (request([-1], b"1234").SerializeToString(), "more elements"),
+        (b"\xff\xff", "no ModelInferRequest"),
+    ],
+    ids=["huge", "product", "negative", "no message"],
+)
+def test_what_does_not_is_refused(content, said):
+    assert said in trouble(content)
+
+
+@pytest.mark.parametrize("where", ["request", "input", "output"])
+def test_shared_memory_is_refused(where):
+    asked = request([1], b"1234")
+    asked.outputs.add(name="text_output")
+    named = {"request": asked, "input": asked.inputs[0], "output": asked.outputs[0]}[where]
+    named.parameters["shared_memory_region"].string_param = "a"
+    assert "Shared memory" in trouble(asked.SerializeToString())
