@@ -13,7 +13,7 @@ from tritonclient.grpc import InferenceServerClient, service_pb2
 from tritonclient.utils import InferenceServerException
 
 from tandem.metrics import FINISHED
-from tandem.serving.grpc_front import trouble
+from tandem.serving.grpc_front import SERVICE, trouble
 from tandem.serving.ports import Ports, choose_ports
 from tandem_client import GrpcClient
 from tests.triton.raw import RawTensor, message, over_grpc, strings
@@ -89,6 +89,19 @@ def test_a_request_that_the_model_refuses_is_refused_as_by_triton(front, triton_
 
 
 @pytest.mark.triton
+@pytest.mark.parametrize("shape", [[1 << 62], [2]])
+def test_requests_without_a_stream_are_passed_on_or_refused_too(front, shape):
+    """Triton itself has none of them for such a model."""
+    whole = message([RawTensor("input_ids", "INT32", shape, b"\1\0\0\0\2\0\0\0")], {})
+    with grpc.insecure_channel(front) as channel:
+        call = channel.unary_unary(f"{SERVICE}ModelInfer")
+        with pytest.raises(grpc.RpcError) as raised:
+            call(whole, timeout=30)
+    said = "decoupled transaction policy" if shape == [2] else "more elements than the message"
+    assert said in raised.value.details()
+
+
+@pytest.mark.triton
 def test_a_client_that_leaves_has_left_for_triton_too(front, triton_server):
     dropped = FINISHED, ("finished_reason", "abort")
     before = read(triton_server.endpoints)[dropped]
@@ -144,12 +157,16 @@ def test_what_fits_is_let_in():
         (request([1 << 62], b"").SerializeToString(), "more elements"),
         (request([1 << 31, 1 << 31, 4], b"").SerializeToString(), "more elements"),
         (request([-1], b"1234").SerializeToString(), "more elements"),
+        (request([127] * 3_000_000, b"").SerializeToString(), "too many dimensions"),
         (b"\xff\xff", "no ModelInferRequest"),
     ],
-    ids=["huge", "product", "negative", "no message"],
+    ids=["huge", "product", "negative", "many", "no message"],
 )
 def test_what_does_not_is_refused(content, said):
+    begun = time.monotonic()
     assert said in trouble(content)
+    assert len(trouble(content)) < 400  # which goes into a header
+    assert time.monotonic() - begun < 5
 
 
 @pytest.mark.parametrize("where", ["request", "input", "output"])

@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
+from tandem.validation import short
+
 SERVICE = "/inference.GRPCInferenceService/"
 ASKING = frozenset(
     {"ServerLive", "ServerReady", "ServerMetadata", "ModelReady", "ModelMetadata", "ModelConfig"}
 )
-STREAM = "ModelStreamInfer"
+ONE, STREAM = "ModelInfer", "ModelStreamInfer"
+MOST_DIMENSIONS = 16
 UNLIMITED = [("grpc.max_receive_message_length", -1)]
 """Of what Triton answers."""
 GRACE_S = 5.0  # for answers that are on their way when the front ends
@@ -34,15 +37,23 @@ def trouble(content: bytes) -> str | None:
     except DecodeError:
         return "The message is no ModelInferRequest: send what Triton's protocol says."
     for tensor in request.inputs:
-        if min(tensor.shape, default=0) < 0 or math.prod(tensor.shape) > len(content):
+        if not _fits(tensor.shape, len(content)):
             return (
-                f"The shape {list(tensor.shape)} of the input {tensor.name!r} is of more elements "
-                "than the message has bytes: send the shape of what is sent."
+                f"The shape {short(list(tensor.shape[:MOST_DIMENSIONS]))} of the input "
+                f"{short(tensor.name)} is of more elements than the message has bytes, or of too "
+                f"many dimensions ({MOST_DIMENSIONS} at most): send the shape of what is sent."
             )
     for named in (request, *request.inputs, *request.outputs):
         if "shared_memory_region" in named.parameters:
             return "Shared memory is not for clients of this server: send tensors in the message."
     return None
+
+
+def _fits(shape: Sequence[int], size: int) -> bool:
+    """Whether so many bytes may hold it. (A product of millions would take long.)"""
+    if len(shape) > MOST_DIMENSIONS or min(shape, default=0) < 0:
+        return False
+    return math.prod(shape) <= size
 
 
 class Front(grpc.GenericRpcHandler):
@@ -56,12 +67,17 @@ class Front(grpc.GenericRpcHandler):
         name = details.method.removeprefix(SERVICE)
         if name == STREAM:
             return grpc.stream_stream_rpc_method_handler(self._infer)
-        if name in ASKING:
-            return grpc.unary_unary_rpc_method_handler(self._asked(details.method))
+        if name in ASKING or name == ONE:
+            return grpc.unary_unary_rpc_method_handler(self._asked(details.method, name == ONE))
         return grpc.stream_stream_rpc_method_handler(_refuse)
 
-    def _asked(self, method: str) -> Any:
+    def _asked(self, method: str, infers: bool) -> Any:
+        """What passes a call on. infers: what it asks may break Triton."""
+
         async def ask(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+            wrong = trouble(request) if infers else None
+            if wrong is not None:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, wrong)
             try:
                 found: bytes = await self._triton.unary_unary(method)(request)
                 return found
