@@ -1,6 +1,7 @@
 """What stands before Triton's gRPC for clients that are not trusted, before a real one."""
 
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -34,8 +35,38 @@ def front(triton_server):
         with grpc.insecure_channel(address) as channel:
             grpc.channel_ready_future(channel).result(timeout=30)
         yield address
-        process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_it_ends_when_asked_to(signum):
+    """Also where it was started as a shell starts what is in its background, SIGINT ignored."""
+    address = f"127.0.0.1:{choose_ports('127.0.0.1', Ports(0, 0, 0)).grpc}"
+    tandem = Path(sys.executable).with_name("tandem")
+    command = [tandem, "front", "--triton", "127.0.0.1:1", "--listen", address]
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process = subprocess.Popen(command)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with process, grpc.insecure_channel(address) as channel:
+        grpc.channel_ready_future(channel).result(timeout=30)
+        with pytest.raises(grpc.RpcError) as raised:
+            channel.unary_unary(f"{SERVICE}ServerReady")(b"", timeout=20)
+        assert raised.value.code() == grpc.StatusCode.UNAVAILABLE  # there is no Triton
+        process.send_signal(signum)
+        assert process.wait(20) == 0
+
+
+def test_an_address_that_is_taken_is_said():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        tandem = Path(sys.executable).with_name("tandem")
+        command = [tandem, "front", "--triton", "127.0.0.1:1", "--listen", address]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 1
+    assert f"cannot listen on {address}" in run.stderr
 
 
 def answer(address, **more):

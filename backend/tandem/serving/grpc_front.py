@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import signal
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -127,13 +128,14 @@ async def _refuse(
 
 
 async def serve(triton: str, listen: str, most: int) -> None:
-    """Until it is cancelled. triton, listen: HOST:PORT; most: calls at a time, of which one more is
-    refused. Raises RuntimeError where `listen` cannot be had."""
+    """Until SIGINT or SIGTERM. triton, listen: HOST:PORT; most: calls at a time, of which one more
+    is refused. Raises RuntimeError where `listen` cannot be had."""
+    asked_to_end = asyncio.Event()
+    for one in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(one, asked_to_end.set)
     async with grpc.aio.insecure_channel(triton, UNLIMITED) as channel:
         server = grpc.aio.server(handlers=[Front(channel)], maximum_concurrent_rpcs=most)
         server.add_insecure_port(listen)
         await server.start()
-        try:
-            await server.wait_for_termination()
-        finally:
-            await server.stop(GRACE_S)
+        await asked_to_end.wait()
+        await server.stop(GRACE_S)
