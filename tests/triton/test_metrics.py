@@ -5,6 +5,7 @@ from contextlib import closing
 import pytest
 
 from tandem.metrics import (
+    ACCEPTANCE_RATE,
     ACCEPTED_TOKENS,
     CATALOGUE,
     DRAFT_TOKENS,
@@ -24,7 +25,7 @@ from tests.triton.scrape import read, settled, waited
 
 def test_all_families_are_there_before_any_request(urls):
     found = {name for name, *_ in read(urls)}
-    without_label = {one.name for one in CATALOGUE if not one.label}
+    without_label = {one.name for one in CATALOGUE if not one.label and one.at_once}
     histograms = {one.name for one in CATALOGUE if one.kind == "histogram"}
     assert without_label - histograms <= found
     assert {f"{name}_count" for name in histograms} <= found
@@ -57,6 +58,7 @@ def test_a_request_is_counted(urls):
     assert grown[f"{END_TO_END}_count",] == 1
     assert 0 < grown[f"{END_TO_END}_sum",] < 60
     assert after[RUNNING,] == 0
+    assert 0 < after[ACCEPTANCE_RATE,] <= 1
 
 
 def test_rounds_are_timed(urls):
