@@ -85,7 +85,6 @@ class EngineService:
         self._alive = False
         self._crashes = 0  # one soon after the other
         self._broken = ""  # why the engine ends, where it could still say so
-        self._told = False  # why it has ended
         self._launch()
         self._thread = threading.Thread(target=self._watch, name="tandem-service", daemon=True)
         self._thread.start()
@@ -156,7 +155,7 @@ class EngineService:
                 raise EngineDeadError(UNLOADING)
             self._process = EngineProcess(self._config, self._python)
         self._process.wait_ready()
-        self._broken, self._told = "", False
+        self._broken = ""
         self._launched = time.monotonic()
         self._stand(True)
         with self._lock:
@@ -184,23 +183,23 @@ class EngineService:
         while True:
             self._route_until_closed()
             self._stand(False)
-            if self._broken:  # its end may take long, or, where a device holds it, never come
-                self._lose_all(self._broken)
+            said = self._broken
+            if said:  # its end may take long, or, where a device holds it, never come
+                self._lose_all(said)
             code = self._process.end()
-            if self._stopping.is_set():
-                self._process.tidy()
-                return
-            how = "does not end" if code is None else f"ended with code {code}"
-            self._lose_all(f"The engine's process {how}.")
+            if not said:
+                how = "does not end" if code is None else f"ended with code {code}"
+                self._lose_all(f"The engine's process {how}.")
             self._process.tidy()
+            if self._stopping.is_set():
+                return
             if not self._relaunch():
                 return
 
     def _lose_all(self, reason: str) -> None:
         """Answers all requests with why the engine is lost, unless we stop it."""
-        if self._stopping.is_set() or self._told:
+        if self._stopping.is_set():
             return
-        self._told = True
         logger.error("%s It is started again.", reason)
         self._fail_all(f"{reason.rstrip('.')}: send the request again.", LOST)
 

@@ -5,6 +5,8 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -18,40 +20,44 @@ from tandem.serving.grpc_front import SERVICE, trouble
 from tandem.serving.ports import Ports, choose_ports
 from tandem_client import GrpcClient
 from tests.triton.raw import RawTensor, message, over_grpc, strings
-from tests.triton.scrape import read, waited
+from tests.triton.scrape import settled, waited
 
+TANDEM = Path(sys.executable).with_name("tandem")
 PROMPT = "def main(argv):\n"
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 ENDS_THE_MODEL = message([RawTensor("input_ids", "INT32", [1 << 62], b"")], {})
 
 
+@contextmanager
+def started(triton, *options):
+    """The command, as an operator starts it, and where it is to be found."""
+    address = f"127.0.0.1:{choose_ports('127.0.0.1', Ports(0, 0, 0)).grpc}"
+    command = [TANDEM, "front", "--triton", triton, "--listen", address, *options]
+    with subprocess.Popen(command) as process:
+        try:
+            with grpc.insecure_channel(address) as channel:
+                grpc.channel_ready_future(channel).result(timeout=30)
+            yield process, address
+        finally:
+            process.terminate()
+
+
 @pytest.fixture(scope="module")
 def front(triton_server):
-    """host:port of the command, as an operator starts it."""
-    address = f"127.0.0.1:{choose_ports('127.0.0.1', Ports(0, 0, 0)).grpc}"
-    tandem = Path(sys.executable).with_name("tandem")
-    command = [tandem, "front", "--triton", triton_server.endpoints.grpc, "--listen", address]
-    with subprocess.Popen(command) as process:
-        with grpc.insecure_channel(address) as channel:
-            grpc.channel_ready_future(channel).result(timeout=30)
+    """host:port of one."""
+    with started(triton_server.endpoints.grpc) as (_, address):
         yield address
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+
+
+def ignore_sigint():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_it_ends_when_asked_to(signum):
+def test_it_ends_when_asked_to(signum, monkeypatch):
     """Also where it was started as a shell starts what is in its background, SIGINT ignored."""
-    address = f"127.0.0.1:{choose_ports('127.0.0.1', Ports(0, 0, 0)).grpc}"
-    tandem = Path(sys.executable).with_name("tandem")
-    command = [tandem, "front", "--triton", "127.0.0.1:1", "--listen", address]
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        process = subprocess.Popen(command)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    with process, grpc.insecure_channel(address) as channel:
-        grpc.channel_ready_future(channel).result(timeout=30)
+    monkeypatch.setattr(subprocess, "Popen", partial(subprocess.Popen, preexec_fn=ignore_sigint))
+    with started("127.0.0.1:1") as (process, address), grpc.insecure_channel(address) as channel:
         with pytest.raises(grpc.RpcError) as raised:
             channel.unary_unary(f"{SERVICE}ServerReady")(b"", timeout=20)
         assert raised.value.code() == grpc.StatusCode.UNAVAILABLE  # there is no Triton
@@ -62,8 +68,7 @@ def test_it_ends_when_asked_to(signum):
 def test_an_address_that_is_taken_is_said():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        tandem = Path(sys.executable).with_name("tandem")
-        command = [tandem, "front", "--triton", "127.0.0.1:1", "--listen", address]
+        command = [TANDEM, "front", "--triton", "127.0.0.1:1", "--listen", address]
         run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert run.returncode == 1
     assert f"cannot listen on {address}" in run.stderr
@@ -133,9 +138,37 @@ def test_requests_without_a_stream_are_passed_on_or_refused_too(front, shape):
 
 
 @pytest.mark.triton
+def test_no_header_reaches_triton(front, triton_server):
+    """With this one it ends behind an error on a stream."""
+    wrong = message([RawTensor("text_input", "BYTES", [1], strings(b""))], {})
+    with grpc.insecure_channel(front) as channel:
+        call = channel.stream_stream(f"{SERVICE}ModelStreamInfer")
+        assert list(call(iter([wrong]), timeout=30, metadata=[("triton_grpc_error", "true")]))
+    assert triton_server.exit_code() is None
+    assert answer(front).text
+
+
+@pytest.mark.triton
+def test_more_calls_than_it_may_take_are_refused(triton_server):
+    with (
+        started(triton_server.endpoints.grpc, "--most-calls", "2") as (_, address),
+        GrpcClient(address, "tandem") as client,
+        grpc.insecure_channel(address) as channel,
+    ):
+        chunks = [client.stream(PROMPT, GREEDY, max_tokens=1500) for _ in range(2)]
+        for one in chunks:
+            next(one)
+        with pytest.raises(grpc.RpcError) as raised:
+            channel.unary_unary(f"{SERVICE}ServerLive")(b"", timeout=20)
+        assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        for one in chunks:
+            one.close()
+
+
+@pytest.mark.triton
 def test_a_client_that_leaves_has_left_for_triton_too(front, triton_server):
     dropped = FINISHED, ("finished_reason", "abort")
-    before = read(triton_server.endpoints)[dropped]
+    before = settled(triton_server.endpoints)[dropped]
     with GrpcClient(front, "tandem") as client:
         for _ in range(8):
             chunks = client.stream(PROMPT, GREEDY, max_tokens=1900)
