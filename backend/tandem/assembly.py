@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -32,6 +33,8 @@ from tandem.runners.world import World
 from tandem.scheduler import Scheduler
 from tandem.tokenizer import Tokenizer
 from tandem.verification.sampler import Sampler
+
+logger = logging.getLogger("tandem")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -99,7 +102,7 @@ def choose(config: EngineConfig) -> Chosen:
     """Reads what the checkpoints say of themselves, and checks that all of it goes together."""
     model = read_model_config(config.model)
     max_model_len = choose_max_model_len(config, model)
-    draft = read_draft_config(config, model) if config.method == "draft_model" else None
+    draft = read_draft_config(config) if config.method == "draft_model" else None
     tokenizer = Tokenizer(config.model)
     translation = choose_translation(config, model, draft, tokenizer)
     check_ranks(config, model, draft)
@@ -135,7 +138,7 @@ def wire(config: EngineConfig, chosen: Chosen, world: World | None, loaded: Load
         world=world,
         target=target,
         blocks=blocks,
-        scheduler=Scheduler(config, blocks, meters),
+        scheduler=Scheduler(config, blocks, meters, draft_reach(config, chosen)),
         meters=meters,
         proposer=choose_proposer(
             config,
@@ -218,17 +221,23 @@ def choose_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return config.max_model_len or limit
 
 
-def read_draft_config(config: EngineConfig, target: ModelConfig) -> ModelConfig:
-    """The draft's shape. Raises `ConfigError` where it cannot draft for the target."""
+def read_draft_config(config: EngineConfig) -> ModelConfig:
+    """The draft's shape. Raises `CheckpointError` where the native engine does not run it."""
     assert config.draft_model is not None
-    draft = read_model_config(config.draft_model)
-    reach = config.max_model_len or target.max_position
-    if draft.max_position < reach:
-        raise ConfigError(
-            f"The draft {config.draft_model} was made for {draft.max_position} positions, fewer "
-            f"than the {reach} of the target: set max_model_len to at most {draft.max_position}."
-        )
-    return draft
+    return read_model_config(config.draft_model)
+
+
+def draft_reach(config: EngineConfig, chosen: Chosen) -> int:
+    """Tokens of a request beyond which nothing is drafted."""
+    reach = config.draft_max_model_len or chosen.max_model_len
+    if chosen.draft is None or chosen.draft.max_position >= min(reach, chosen.max_model_len):
+        return reach
+    logger.warning(
+        "The draft %s was made for %d positions: longer texts go on without drafts.",
+        config.draft_model,
+        chosen.draft.max_position,
+    )
+    return chosen.draft.max_position
 
 
 def size_pool(

@@ -144,6 +144,9 @@ class EngineConfig(BaseModel):
     draft_model where a draft is given, else none."""
     num_speculative_tokens: Annotated[Count, Field(ge=1, le=64)] = 4
     """Most tokens drafted in a round; the nodes of a tree."""
+    draft_max_model_len: Annotated[Count, Field(ge=1)] | None = None
+    """Tokens of a request beyond which nothing is drafted; None: as far as a draft model's positions
+    reach."""
     speculative_tree: Annotated[int | list[list[int]] | None, BeforeValidator(_as_tree)] = None
     """A number: how many guesses are considered behind every likely one. A list of paths, as JSON:
     the tree's shape, as in Medusa's choices. None: a chain."""
@@ -240,6 +243,11 @@ class EngineConfig(BaseModel):
             raise ConfigError(
                 "speculative_token_budget is set but engine is vllm, which has no such limit: "
                 "leave it empty, or set speculative_disable_by_batch_size."
+            )
+        if self.draft_max_model_len is not None and self.method in ("none", *LOOKUPS):
+            raise ConfigError(
+                f"draft_max_model_len is set but engine is vllm and speculative_method is "
+                f"{self.method}, which has no draft's length: leave it empty."
             )
         if self.draft_devices is not None:
             raise ConfigError(

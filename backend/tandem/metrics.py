@@ -73,6 +73,7 @@ LENGTH = "tandem_spec_decode_length"
 ACCEPTANCE_RATE = "tandem_spec_decode_acceptance_rate"
 ACCEPTANCE_LENGTH = "tandem_spec_decode_mean_acceptance_length"
 EFFICIENCY = "tandem_spec_decode_block_efficiency"
+MOST_EFFICIENCY = "tandem_spec_decode_max_block_efficiency"
 UP = "tandem_engine_up"
 HEARTBEAT = "tandem_heartbeat_timestamp_seconds"
 RESTARTS = "tandem_engine_restarts_total"
@@ -145,10 +146,16 @@ CATALOGUE = (
     Metric(LENGTH, "gauge", "Tokens drafted a round of a request, of late; 0: none are."),
     _of_drafts(ACCEPTANCE_RATE, "Share of drafted tokens that were kept, of late."),
     _of_drafts(ACCEPTANCE_LENGTH, "Tokens that a drafting round yields, of late."),
-    _of_drafts(
+    Metric(
         EFFICIENCY,
-        "What a drafting round yields by the most that it could, of late: 1 if all that was "
-        "drafted, of a tree its longest path, were kept.",
+        "gauge",
+        "Tokens that a pass of the target yields a request, of late; 1: as without drafts.",
+    ),
+    Metric(
+        MOST_EFFICIENCY,
+        "gauge",
+        "The most that it could yield: if all that was drafted, of a tree its longest path, were "
+        "kept.",
     ),
     Metric(UP, "gauge", "Whether the engine takes requests."),
     Metric(HEARTBEAT, "gauge", "Unix time by the model's process, while there is one."),
@@ -255,46 +262,60 @@ def merged(reports: Iterable[Report]) -> Report:
     return Report(counts, gauges, observed)
 
 
+class _Speculated(NamedTuple):
+    """Sums over rounds."""
+
+    drafts: float = 0.0
+    drafted: float = 0.0
+    positions: float = 0.0
+    accepted: float = 0.0
+    rounds: float = 0.0
+
+    def with_(self, new: _Speculated, faded: float) -> _Speculated:
+        """Both, these counting for less."""
+        return _Speculated(*[faded * a + b for a, b in zip(self, new, strict=True)])
+
+
 class Recent:
     """Speculation of late: rates over the last rounds, whatever the time between them."""
 
     HALVED_AFTER = 1000.0  # rounds behind which one counts half
 
     def __init__(self) -> None:
-        self._rounds = self._drafted_in_rounds = 0.0
-        """Of all rounds, and..."""
-        self._drafts = self._drafted = self._positions = self._accepted = 0.0
-        """... of those with drafts, which have not faded by those without."""
+        self._rounds = _Speculated()
+        self._drafts = _Speculated()
+        """Which have not faded by rounds without drafts."""
 
     def gauges(self, counts: Mapping[Key, float]) -> dict[Key, float]:
         """The rates, with these counts taken in; those of drafts once something was drafted."""
-        rounds, drafts, drafted, positions, accepted = (
+        rounds, *more = (
             counts.get(Key(name), 0.0)
             for name in (ROUNDS, DRAFTS, DRAFT_TOKENS, DRAFT_POSITIONS, ACCEPTED_TOKENS)
         )
-        faded = self._faded(rounds)
-        self._rounds = faded * self._rounds + rounds
-        self._drafted_in_rounds = faded * self._drafted_in_rounds + drafted
-        faded = self._faded(drafts)
-        self._drafts = faded * self._drafts + drafts
-        self._drafted = faded * self._drafted + drafted
-        self._positions = faded * self._positions + positions
-        self._accepted = faded * self._accepted + accepted
-        return self._length() | self._of_drafts()
+        new = _Speculated(*more, rounds=rounds)
+        self._rounds = self._rounds.with_(new, self._faded(new.rounds))
+        self._drafts = self._drafts.with_(new, self._faded(new.drafts))
+        return self._of_rounds() | self._of_drafts()
 
     def _faded(self, rounds: float) -> float:
         """What the rounds before count for."""
         return 0.5 ** (rounds / self.HALVED_AFTER)
 
-    def _length(self) -> dict[Key, float]:
-        return {Key(LENGTH): self._drafted_in_rounds / self._rounds} if self._rounds else {}
+    def _of_rounds(self) -> dict[Key, float]:
+        of = self._rounds
+        if not of.rounds:
+            return {}
+        return {
+            Key(LENGTH): of.drafted / of.rounds,
+            Key(EFFICIENCY): 1 + of.accepted / of.rounds,
+            Key(MOST_EFFICIENCY): 1 + of.positions / of.rounds,
+        }
 
     def _of_drafts(self) -> dict[Key, float]:
-        if not self._drafted:
+        of = self._drafts
+        if not of.drafted:
             return {}
-        yielded = 1 + self._accepted / self._drafts
         return {
-            Key(ACCEPTANCE_RATE): self._accepted / self._drafted,
-            Key(ACCEPTANCE_LENGTH): yielded,
-            Key(EFFICIENCY): yielded / (1 + self._positions / self._drafts),
+            Key(ACCEPTANCE_RATE): of.accepted / of.drafted,
+            Key(ACCEPTANCE_LENGTH): 1 + of.accepted / of.drafts,
         }

@@ -42,7 +42,7 @@ def show(folder: Path, settings: dict[str, str], console: Console) -> None:
 def of(config: EngineConfig) -> list[Footprint]:
     """The footprints of a configuration."""
     model = read_model_config(config.model)
-    draft = read_draft_config(config, model) if config.method == "draft_model" else None
+    draft = read_draft_config(config) if config.method == "draft_model" else None
     check_ranks(config, model, draft)
     models: dict[Role, ModelConfig] = {"target": model}
     if draft is not None:

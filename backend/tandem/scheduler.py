@@ -50,7 +50,10 @@ class StepPlan(NamedTuple):
 class Scheduler:
     """Queues and the policy over them."""
 
-    def __init__(self, config: EngineConfig, blocks: BlockManager, meters: Meters) -> None:
+    def __init__(
+        self, config: EngineConfig, blocks: BlockManager, meters: Meters, draft_reach: int
+    ) -> None:
+        """draft_reach: tokens of a request beyond which nothing is drafted."""
         self.config = config
         self.blocks = blocks
         self.meters = meters
@@ -59,6 +62,7 @@ class Scheduler:
         """Both in the order in which requests are served (`_rank`)."""
         self.num_preemptions = 0
         self._longest = config.lookahead  # which takes long to find
+        self._draft_reach = draft_reach
         self._steps = 0
 
     def add(self, request: Request) -> None:
@@ -157,7 +161,8 @@ class Scheduler:
         """How many drafted tokens could still be of use to the request."""
         own = request.params.most_drafted
         wanted = self._longest if own is None else min(own, self._longest)
-        return max(0, min(wanted, request.max_total - len(request.tokens) - 1))
+        end = min(request.max_total - 1, self._draft_reach)
+        return max(0, min(wanted, end - len(request.tokens)))
 
     def _continue_prefills(
         self, reading: Sequence[Request], budget: int

@@ -42,6 +42,11 @@ def expressions():
     return [(target["legendFormat"], target["expr"]) for target in targets] + alerts
 
 
+def family_of(name):
+    """A histogram's has several names."""
+    return re.sub("_(bucket|sum|count)$", "", name)
+
+
 def names_in(expression):
     return re.findall(r"\btandem_\w+", expression)
 
@@ -51,8 +56,8 @@ def test_only_metrics_that_exist_are_named(title, expression):
     names = names_in(expression)
     assert names
     for name in names:
-        if name.endswith("_bucket"):
-            assert KINDS[name.removesuffix("_bucket")] == "histogram"
+        if name != (family := family_of(name)):
+            assert KINDS[family] == "histogram"
         else:
             assert KINDS[name] in ("counter", "gauge")
 
@@ -97,7 +102,7 @@ def test_the_dashboard_shows_one_model_and_any_instances():
 
 def test_every_family_is_on_the_dashboard():
     shown = {
-        name.removesuffix("_bucket")
+        family_of(name)
         for panel in dashboard()["panels"]
         for target in panel["targets"]
         for name in names_in(target["expr"])
@@ -198,22 +203,25 @@ def test_a_bent_rule_is_noticed(tmp_path, name):
     assert tried.returncode and "exp:" in tried.stdout + tried.stderr
 
 
-def of_two_loads(gauge):
-    """Series of a gauge, of a process that has ended and of one that lives."""
+def of_two_loads(names):
+    """Series of families, of a process that has ended and of one that lives."""
     for load, beats in (("dead", "0+60x3 180+0x9"), ("alive", "0+60x12")):
         labels = f'{{instance="a", model="m", load="{load}"}}'
-        yield {"series": f"{gauge}{labels}", "values": "1+0x12"}
+        for name in names - {HEARTBEAT}:
+            rises = KINDS.get(name) != "gauge"
+            yield {"series": f"{name}{labels}", "values": "1+1x12" if rises else "1+0x12"}
         yield {"series": f"{HEARTBEAT}{labels}", "values": beats}
 
 
 @evaluated
 def test_panels_leave_out_what_a_lost_process_said_last(tmp_path):
     wanted = [expr for _, expr in expressions() if FRESH in expr and "$model" in expr]
-    asked = [expr.replace("$model", "m").replace("$instance", "a|b") for expr in wanted]
+    chosen = {"$model": "m", "$instance": "a|b", "$__rate_interval": "5m"}
+    asked = [re.sub(r"\$\w+", lambda name: chosen[name[0]], expr) for expr in wanted]
     tests = [
         {
             "interval": "1m",
-            "input_series": list(of_two_loads(names_in(expr)[0])),
+            "input_series": list(of_two_loads({*names_in(expr)})),
             "promql_expr_test": [
                 {
                     "expr": f"count by (load) ({expr})",

@@ -243,12 +243,6 @@ def test_a_draft_needs_no_tokenizer_of_its_own(engine, copy):
     assert output.stats.drafted
 
 
-def test_a_draft_with_fewer_positions(refusal, engine, tmp_path):
-    draft = make_checkpoint(tmp_path / "draft", max_position_embeddings=128)
-    assert "max_model_len to at most 128" in refusal(ConfigError, draft_model=draft)
-    engine(draft_model=draft, max_model_len=128)
-
-
 def test_a_broken_draft_is_named(refusal, copy):
     (copy / "model.safetensors").unlink()
     assert f"{copy}/model.safetensors" in refusal(draft_model=copy)

@@ -28,6 +28,7 @@ from tandem.metrics import (
     HEARTBEAT,
     KV_USAGE,
     LENGTH,
+    MOST_EFFICIENCY,
     MOST_HELD,
     MOST_OF_STEPS,
     PREEMPTIONS,
@@ -214,7 +215,11 @@ def test_what_an_engine_that_never_drafts_tells(target):
         finish(engine)
         counts = engine.report().counts
     assert counts[Key(ROUNDS)] == 2 * 11
-    assert Recent().gauges(counts) == {Key(LENGTH): 0}
+    assert Recent().gauges(counts) == {
+        Key(LENGTH): 0,
+        Key(EFFICIENCY): 1,
+        Key(MOST_EFFICIENCY): 1,
+    }
 
 
 def test_the_length_of_drafts_falls_where_none_are_made():
@@ -224,13 +229,21 @@ def test_the_length_of_drafts_falls_where_none_are_made():
         Key(ROUNDS): 50.0,
         Key(DRAFTS): 40.0,
         Key(DRAFT_TOKENS): 160.0,
+        Key(DRAFT_POSITIONS): 160.0,
         Key(ACCEPTED_TOKENS): 80.0,
     }
     before = recent.gauges(drafting)
     assert before[Key(LENGTH)] == pytest.approx(3.2)
+    assert before[Key(EFFICIENCY)] == pytest.approx(2.6)
+    assert before[Key(MOST_EFFICIENCY)] == pytest.approx(4.2)
     after = recent.gauges({Key(ROUNDS): 10_000.0})
     assert after[Key(LENGTH)] < 0.01
-    assert after | {Key(LENGTH): 3.2} == pytest.approx(before)
+    of_rounds = {LENGTH, EFFICIENCY, MOST_EFFICIENCY}
+    assert after[Key(EFFICIENCY)] == pytest.approx(1, abs=0.01)
+    assert after[Key(MOST_EFFICIENCY)] == pytest.approx(1, abs=0.01)
+    assert {key: after[key] for key in after if key.name not in of_rounds} == pytest.approx(
+        {key: before[key] for key in before if key.name not in of_rounds}
+    )
 
 
 def test_rates_of_late():
@@ -247,7 +260,8 @@ def test_rates_of_late():
     assert gauges[Key(LENGTH)] == pytest.approx(8)
     assert gauges[Key(ACCEPTANCE_RATE)] == pytest.approx(0.375)
     assert gauges[Key(ACCEPTANCE_LENGTH)] == pytest.approx(4)
-    assert gauges[Key(EFFICIENCY)] == pytest.approx(0.8)
+    assert gauges[Key(EFFICIENCY)] == pytest.approx(4)
+    assert gauges[Key(MOST_EFFICIENCY)] == pytest.approx(5)
     assert recent.gauges(NOTHING) == pytest.approx(gauges)
     for _ in range(20):
         gauges = recent.gauges({Key(DRAFTS): 1000.0, Key(DRAFT_TOKENS): 4000.0})

@@ -19,7 +19,9 @@ from tests.engine.builders import make_request
 BUDGET = 16
 
 
-def make_scheduler(num_blocks: int = 64, prefix_caching: bool = False, **parameters) -> Scheduler:
+def make_scheduler(
+    num_blocks: int = 64, prefix_caching: bool = False, draft_reach: int = 10_000, **parameters
+) -> Scheduler:
     """A scheduler over blocks of two tokens which drafts at most three."""
     defaults = {
         "speculative_method": "ngram",
@@ -30,7 +32,7 @@ def make_scheduler(num_blocks: int = 64, prefix_caching: bool = False, **paramet
     }
     config = EngineConfig(model="none", **defaults | parameters)
     blocks = BlockManager(num_blocks, config.block_size, prefix_caching)
-    return Scheduler(config, blocks, Meters())
+    return Scheduler(config, blocks, Meters(), draft_reach)
 
 
 def queue(scheduler: Scheduler, *lengths: int, **fields) -> list[Request]:

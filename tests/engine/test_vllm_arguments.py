@@ -2,9 +2,10 @@
 
 import pytest
 
+from tandem import EngineConfig
 from tandem.limits import Limits
 from tandem.request import SamplingParams
-from tandem.vllm.arguments import sampling_arguments
+from tandem.vllm.arguments import engine_arguments, sampling_arguments
 
 HUGE = 10**30
 
@@ -45,3 +46,27 @@ def test_what_it_would_not_do_for_drafts_goes_without(asked, param):
     assert list(asked(**param, num_draft_tokens=4)["extra_args"].values()) == [0]
     greedy = asked(**param, num_draft_tokens=4, temperature=0)
     assert list(greedy["extra_args"].values()) == [0 if "logit_bias" in param else 4]
+
+
+def test_further_arguments_are_laid_beside_ours_and_have_the_last_word():
+    config = EngineConfig(
+        engine="vllm",
+        model="target",
+        draft_model="draft",
+        draft_max_model_len=64,
+        vllm_engine_args={
+            "speculative_config": {"num_speculative_tokens": 2, "parallel_drafting": True},
+            "max_num_seqs": 3,
+        },
+    )
+    found = engine_arguments(config, on_cpu=False)
+    assert found["max_num_seqs"] == 3
+    assert found["model"] == "target"
+    assert found["speculative_config"] == {
+        "method": "draft_model",
+        "model": "draft",
+        "draft_tensor_parallel_size": 1,
+        "max_model_len": 64,
+        "num_speculative_tokens": 2,
+        "parallel_drafting": True,
+    }

@@ -95,7 +95,7 @@ class Profile(BaseModel):
         tuple[Annotated[int, Field(gt=0, lt=100)], ...],
         Field(min_length=1),
         AfterValidator(_ascending),
-    ] = (50, 90, 99)
+    ] = (50, 95, 99)
     longest_wait_s: Annotated[float, Field(gt=0)] = 5
     """What a request may wait in a full queue; for the recommended `max_queue_size`."""
 

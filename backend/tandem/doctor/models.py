@@ -58,7 +58,7 @@ def _checkpoints(model: ServedModel, config: EngineConfig) -> Iterator[Finding]:
         return
     model_config, draft = read_model_config(config.model), None
     if config.method == "draft_model":
-        draft = read_draft_config(config, model_config)
+        draft = read_draft_config(config)
         found = choose_translation(config, model_config, draft, Tokenizer(config.model))
         agreement = str(found) if found else "draft and target agree"
         yield ok(f"{model.name}: vocabulary", agreement)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 from tandem.config import EngineConfig
@@ -56,7 +57,17 @@ def engine_arguments(config: EngineConfig, on_cpu: bool) -> dict[str, Any]:
     if on_cpu and config.dtype == "auto" and not computes_in("bfloat16"):
         arguments["dtype"] = "float32"  # as the native engine chooses
     given = {key: value for key, value in arguments.items() if value is not None}
-    return given | config.vllm_engine_args
+    return _merged(given, config.vllm_engine_args)
+
+
+def _merged(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """Theirs have the last word, one by one where both have several in one place."""
+    both = {
+        key: _merged(ours[key], value)
+        for key, value in theirs.items()
+        if isinstance(value, dict) and isinstance(ours.get(key), dict)
+    }
+    return {**ours, **theirs, **both}
 
 
 def has_draft_groups(config: EngineConfig) -> bool:
@@ -79,6 +90,8 @@ def _speculative(config: EngineConfig) -> dict[str, Any]:
         values["model"] = str(config.draft_model)
     if config.method == "draft_model":
         values["draft_tensor_parallel_size"] = config.draft_tensor_parallel_size
+    if config.draft_max_model_len is not None:
+        values["max_model_len"] = config.draft_max_model_len
     limit = config.speculative_disable_by_batch_size
     if limit is not None:
         values["num_speculative_tokens_per_batch_size"] = _schedule(config, limit)
