@@ -20,6 +20,19 @@ HEADS = ("medusa", "eagle", "eagle3", "mtp", "mlp_speculator")  # they read hidd
 LOOKUPS = ("ngram", "suffix")  # they read the text alone
 WITH_KV = ("draft_model", "eagle", "eagle3", "mtp")  # the draft has a KV cache of its own
 METHODS = ("draft_model", *HEADS, *LOOKUPS, "none")
+OTHER_NAMES = {
+    "target_model": "model",
+    "speculative_model": "draft_model",
+    "method": "speculative_method",
+    "ngram_prompt_lookup_min": "prompt_lookup_min",
+    "ngram_prompt_lookup_max": "prompt_lookup_max",
+    "speculative_draft_tensor_parallel_size": "draft_tensor_parallel_size",
+    "speculative_max_model_len": "draft_max_model_len",
+    "disable_by_batch_size": "speculative_disable_by_batch_size",
+    "rejection_sample_method": "acceptance_method",
+    "speculative_config": "the keys that README.md lists",
+}
+"""What vLLM and its earlier versions call them."""
 
 
 def _absolute(key: str, base_dir: Path, path: str) -> Path:
@@ -145,8 +158,8 @@ class EngineConfig(BaseModel):
     num_speculative_tokens: Annotated[Count, Field(ge=1, le=64)] = 4
     """Most tokens drafted in a round; the nodes of a tree."""
     draft_max_model_len: Annotated[Count, Field(ge=1)] | None = None
-    """Tokens of a request beyond which nothing is drafted; None: as far as a draft model's positions
-    reach."""
+    """Tokens of a request beyond which nothing is drafted; None: as far as a draft model's
+    positions reach."""
     speculative_tree: Annotated[int | list[list[int]] | None, BeforeValidator(_as_tree)] = None
     """A number: how many guesses are considered behind every likely one. A list of paths, as JSON:
     the tree's shape, as in Medusa's choices. None: a chain."""
@@ -183,7 +196,8 @@ class EngineConfig(BaseModel):
         try:
             super().__init__(**parameters)
         except ValidationError as error:
-            raise ConfigError(sentences(error, "parameter")) from None
+            known = type(self).model_fields
+            raise ConfigError(sentences(error, "parameter", known, OTHER_NAMES)) from None
         self._check_together()
 
     def _check_together(self) -> None:

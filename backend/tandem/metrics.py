@@ -265,11 +265,11 @@ def merged(reports: Iterable[Report]) -> Report:
 class _Speculated(NamedTuple):
     """Sums over rounds."""
 
+    rounds: float = 0.0
     drafts: float = 0.0
     drafted: float = 0.0
     positions: float = 0.0
     accepted: float = 0.0
-    rounds: float = 0.0
 
     def with_(self, new: _Speculated, faded: float) -> _Speculated:
         """Both, these counting for less."""
@@ -288,11 +288,8 @@ class Recent:
 
     def gauges(self, counts: Mapping[Key, float]) -> dict[Key, float]:
         """The rates, with these counts taken in; those of drafts once something was drafted."""
-        rounds, *more = (
-            counts.get(Key(name), 0.0)
-            for name in (ROUNDS, DRAFTS, DRAFT_TOKENS, DRAFT_POSITIONS, ACCEPTED_TOKENS)
-        )
-        new = _Speculated(*more, rounds=rounds)
+        names = (ROUNDS, DRAFTS, DRAFT_TOKENS, DRAFT_POSITIONS, ACCEPTED_TOKENS)
+        new = _Speculated(*[counts.get(Key(name), 0.0) for name in names])
         self._rounds = self._rounds.with_(new, self._faded(new.rounds))
         self._drafts = self._drafts.with_(new, self._faded(new.drafts))
         return self._of_rounds() | self._of_drafts()

@@ -98,7 +98,8 @@ class SamplingParams(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise InvalidRequestError(sentences(error, "sampling parameter")) from None
+            known = type(self).model_fields
+            raise InvalidRequestError(sentences(error, "sampling parameter", known)) from None
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(
                 f"min_tokens is {short(self.min_tokens)} but max_tokens is "

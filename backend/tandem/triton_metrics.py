@@ -1,4 +1,4 @@
-"""The engine's metrics on Triton's /metrics."""
+"""The engine's metrics on Triton's /metrics, and in the log."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import triton_python_backend_utils as pb_utils
 
 from tandem.metrics import CATALOGUE, HEARTBEAT, Key, Kind, Recent, Report, merged
+from tandem.minutes import Minutes
 
 logger = logging.getLogger("tandem")
 
@@ -21,10 +22,11 @@ PAUSE_S = 0.25  # between looks at what has come
 
 
 class Void:
-    """Where reports go that nobody reads."""
+    """Where reports go of which the log alone tells."""
 
     def __init__(self, reports: Reports) -> None:
         self._reports = reports
+        self._minutes = Minutes()
         self._closing = threading.Event()
         self._looking = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="tandem-metrics", daemon=True)
@@ -51,6 +53,7 @@ class Void:
 
     def _take(self, report: Report) -> None:
         """What has come together since the last look, which may be nothing."""
+        self._minutes.take(report.counts)
 
 
 class Board(Void):
@@ -86,6 +89,7 @@ class Board(Void):
         self._families.clear()
 
     def _take(self, report: Report) -> None:
+        super()._take(report)
         self._tell(Key(HEARTBEAT), "set", [time.time()])
         for key, count in report.counts.items():
             self._tell(key, "increment", [count])

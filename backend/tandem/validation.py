@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from pydantic import ValidationError
@@ -19,12 +21,15 @@ def no_bool(value: Any) -> Any:
     return value
 
 
-def sentences(error: ValidationError, kind: str) -> str:
-    """The first problem of `error` in one sentence; `kind` says what the names are."""
+def sentences(
+    error: ValidationError, kind: str, names: Iterable[str], others: Mapping[str, str] | None = None
+) -> str:
+    """The first problem of `error` in one sentence; `kind` says what the names are. others: what
+    else a name is called, by that."""
     problem = error.errors(include_url=False, include_context=False)[0]
     name = short(str(problem["loc"][0]) if problem["loc"] else kind)
     if problem["type"] == UNKNOWN:
-        return f"Unknown {kind} {name}: remove it or correct its name."
+        return f"Unknown {kind} {name}: {_instead(str(problem['loc'][0]), names, others or {})}."
     if problem["type"] == MISSING:
         return f"The {kind} {name} is missing: set it."
     text = problem["msg"].removeprefix("Value error, ").rstrip(".")
@@ -32,6 +37,13 @@ def sentences(error: ValidationError, kind: str) -> str:
     reason = f"it must {demand}" if should else f"it cannot be read: {text}"
     value = short(problem["input"])
     return f"The {kind} {name} is {value}, but {_cut(reason, LONGEST_REASON)}."
+
+
+def _instead(name: str, names: Iterable[str], others: Mapping[str, str]) -> str:
+    """What to do about an unknown name, of any length."""
+    alike = get_close_matches(name[:LONGEST_VALUE], names, 1)
+    meant = others.get(name) or (alike[0] if alike else None)
+    return f"use {meant}" if meant else "remove it or correct its name"
 
 
 def short(value: Any) -> str:

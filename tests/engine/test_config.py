@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tandem import EngineConfig
+from tandem.config import OTHER_NAMES
 from tandem.engine_process import interpreter
 from tandem.errors import ConfigError
 
@@ -84,10 +85,26 @@ def test_a_bad_value_is_refused_in_one_sentence_that_names_the_key(key, value):
     assert "but it " in text
 
 
-@pytest.mark.parametrize("key", ["num_draft_tokens", "Model", "self"])
-def test_an_unknown_parameter_is_named(key):
-    with pytest.raises(ConfigError, match=rf"^Unknown parameter {key!r}: .*\.$"):
+@pytest.mark.parametrize(
+    ("key", "remedy"),
+    [
+        ("num_draft_model", "use draft_model"),
+        ("speculative_model", "use draft_model"),
+        ("ngram_prompt_lookup_max", "use prompt_lookup_max"),
+        ("gpu_memory_utilisation", "use gpu_memory_utilization"),
+        *((key, "remove it or correct its name") for key in ("self", "temperature")),
+    ],
+)
+def test_an_unknown_parameter_is_named(key, remedy):
+    with pytest.raises(ConfigError) as caught:
         EngineConfig(**{"model": "folder", key: 1})
+    assert str(caught.value) == f"Unknown parameter {key!r}: {remedy}."
+
+
+def test_other_names_are_of_parameters_that_there_are():
+    for other, ours in OTHER_NAMES.items():
+        assert other not in EngineConfig.model_fields
+        assert ours in EngineConfig.model_fields or other == "speculative_config"
 
 
 @pytest.mark.parametrize("key", ["model", "draft_model", "vllm_python"])

@@ -96,13 +96,25 @@ def test_values_may_be_strings(key, value):
     assert type(found) is type(expected)
 
 
-@pytest.mark.parametrize("key", ["temprature", "best-of", "self", "model_config", "", "max-tokens"])
-def test_an_unknown_key_is_named(key):
+@pytest.mark.parametrize(
+    ("key", "remedy"),
+    [
+        ("temprature", "use temperature"),
+        ("max-tokens", "use max_tokens"),
+        ("best-of", "use best_of"),
+        *((key, "remove it or correct its name") for key in ("self", "model_config", "")),
+    ],
+)
+def test_an_unknown_key_is_named(key, remedy):
     with pytest.raises(InvalidRequestError) as caught:
         SamplingParams(**{key: 1})
-    assert str(caught.value) == (
-        f"Unknown sampling parameter {key!r}: remove it or correct its name."
-    )
+    assert str(caught.value) == f"Unknown sampling parameter {key!r}: {remedy}."
+
+
+def test_an_unknown_key_may_be_long():
+    with pytest.raises(InvalidRequestError) as caught:
+        SamplingParams(**{"max_tokens" * 100_000: 1})
+    assert len(str(caught.value)) < 250
 
 
 def test_long_values_are_shortened_in_the_sentence():

@@ -168,5 +168,6 @@ def load_profile(name: str) -> Profile:
     try:
         profile = Profile(**values)
     except ValidationError as error:
-        raise ProfileError(f"{path}: {sentences(error, 'profile key')}") from None
+        told = sentences(error, "profile key", Profile.model_fields)
+        raise ProfileError(f"{path}: {told}") from None
     return profile.model_copy(update={"inputs": path.parent / profile.inputs})

@@ -83,7 +83,7 @@ def read_model_config(folder: Path) -> ModelConfig:
     if family is None:
         raise CheckpointError(
             f"{folder} holds the architecture {architecture}, which the native engine does not "
-            f"run: use one of {', '.join(FAMILIES)}."
+            f"run: use one of {', '.join(FAMILIES)}, or set engine to vllm."
         )
     try:
         return _parse(folder, raw, family)
@@ -130,7 +130,7 @@ def _refuse_unsupported(folder: Path, raw: dict[str, Any]) -> None:
         if raw.get(key, value) != value:
             raise CheckpointError(
                 f"{folder}/config.json sets {key} to {raw[key]!r}, which the native engine does "
-                f"not run: use a checkpoint with {key} {value!r}."
+                f"not run: use a checkpoint with {key} {value!r}, or set engine to vllm."
             )
 
 
