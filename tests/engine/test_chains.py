@@ -56,7 +56,8 @@ class Watched:
         return draft
 
     def __call__(self, logits, requests, draws):
-        found = self.chains(logits, requests, draws)
+        grown = self.chains(logits, requests, draws)
+        found = grown.tokens
         self.rounds += 1
         for depth in range(max(map(len, found))):
             growing = [b for b, tokens in enumerate(found) if len(tokens) > depth]
@@ -73,7 +74,7 @@ class Watched:
                     for b, row in zip(longer, origins, strict=True)
                 ]
             )
-        return found
+        return grown
 
     def check(self, request, tokens, depth, logits):
         row = Row(request, tokens[:depth])

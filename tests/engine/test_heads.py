@@ -115,6 +115,14 @@ def test_an_unreadable_pickle_is_a_sentence(engine, tmp_path, content):
         engine(speculative_method="medusa", draft_model=folder)
 
 
+@pytest.mark.parametrize(("k", "tree", "told"), [(4, None, True), (3, None, False), (9, 2, False)])
+def test_more_tokens_than_there_are_heads_are_told_of(engine, tmp_path, caplog, k, tree, told):
+    folder = make_head(tmp_path / "head", "medusa")
+    wanted = {"num_speculative_tokens": k, "speculative_tree": tree}
+    engine(speculative_method="medusa", draft_model=folder, **wanted)
+    assert (f"is {k}, but {folder} guesses at most 3 tokens in a row" in caplog.text) == told
+
+
 @pytest.mark.usefixtures("arithmetic")
 @pytest.mark.parametrize("method", METHODS)
 def test_guesses_are_those_of_the_formula(

@@ -47,20 +47,52 @@ const float* edit(const Chains& chains, const Chain& chain, const float* logits,
   return row.logits;
 }
 
-// The chain's next token, of logits [vocabulary]; ids: what the model's own tokens are to the target.
+// Whether a chain goes on.
+struct Gate {
+  float least;
+  const float* kept;  // of the chain's noise
+  float *sure, *reach;
+
+  // The likeliest token has this share.
+  bool opens(double share) {
+    *sure = float(share);
+    *reach *= kept[std::min(int(share * kShares), kShares - 1)];
+    return *reach >= least;
+  }
+  // The same of a row of scores.
+  bool opens_for(const float* scores, int vocabulary, Draws& draws) {
+    return !least || !weigh(scores, vocabulary, draws.weights) || opens(1 / sum_blocks(draws));
+  }
+};
+
+Gate gate_of(const Chains& chains, int index, size_t at) {
+  if (!chains.least) return {};
+  return {chains.least, chains.kept + chains.chain[index].noise * kShares, &chains.sure[at],
+          &chains.reach[index]};
+}
+
+constexpr int64_t kNoToken = -1;
+
+// The chain's next token, of logits [vocabulary], or none; ids: what the model's own tokens are to the
+// target.
 int64_t draw_chained(const Chains& chains, const Chain& chain, const float* logits, int vocabulary,
-                     const int64_t* ids, uint64_t key, float* q, Draws& draws) {
+                     const int64_t* ids, uint64_t key, float* q, Gate gate, Draws& draws) {
   const auto named = [&](int token) { return ids ? ids[token] : token; };
-  if (chain.noise == kGreedy) return named(best_of(logits, vocabulary));
+  if (chain.noise == kGreedy)
+    return gate.opens_for(logits, vocabulary, draws) ? named(best_of(logits, vocabulary)) : kNoToken;
   draws.scores.resize(vocabulary);
+  const float* scores = draws.scores.data();
   limit_row(logits, vocabulary, chain.limits, draws, draws.scores.data());
-  if (chain.noise == kKeyed)
-    return named(draw_by_key(draws.scores.data(), vocabulary, key, draws, ids));
-  if (!weigh(draws.scores.data(), vocabulary, draws.weights)) {  // such a q is never followed
+  if (chain.noise == kKeyed) {
+    if (!gate.opens_for(scores, vocabulary, draws)) return kNoToken;
+    return named(draw_by_key(scores, vocabulary, key, draws, ids));
+  }
+  if (!weigh(scores, vocabulary, draws.weights)) {  // such a q is never followed
     std::fill_n(q, chains.vocabulary, std::numeric_limits<float>::quiet_NaN());
     return named(0);
   }
   const double whole = sum_blocks(draws);
+  if (gate.least && !gate.opens(1 / whole)) return kNoToken;
   spread_shares(draws.weights, whole, chains, ids, q);
   return named(find_by_sum(draws, uniform(key, 1) * whole));
 }
@@ -79,7 +111,9 @@ void draw_all(const Chains& chains, const std::vector<Growing>& growing, int dep
       row = edit(chains, chain, row, vocabulary, places, {&chains.tokens[at - depth], depth}, draws);
     const uint64_t key = chain.noise == kKeyed ? chains.keys[at] : key_of(chains.seed, at);
     float* q = chain.q_row < 0 ? nullptr : chains.q + (chain.q_row + depth) * size_t(chains.vocabulary);
-    chains.tokens[at] = draw_chained(chains, chain, row, vocabulary, ids, key, q, draws);
+    const Gate gate = gate_of(chains, index, at);
+    chains.tokens[at] = draw_chained(chains, chain, row, vocabulary, ids, key, q, gate, draws);
+    if (gate.least) chains.lengths[index] = depth + (chains.tokens[at] != kNoToken);
   });
 }
 
@@ -136,8 +170,12 @@ void grow(const Model& model, const Chains& chains, Space& space) {
 #pragma omp parallel num_threads(model.threads)
   draw_all(chains, growing, 0, chains.logits, chains.vocabulary, nullptr, nullptr, space);
   for (int depth = 1; depth < chains.longest; ++depth) {
-    const auto ends = [&](Growing one) { return chains.chain[one.chain].length <= depth; };
+    const auto ends = [&](Growing one) {
+      const bool ended = chains.least && chains.lengths[one.chain] < depth;
+      return ended || chains.chain[one.chain].length <= depth;
+    };
     growing.erase(std::remove_if(growing.begin(), growing.end(), ends), growing.end());
+    if (growing.empty()) return;
     feed.fill(chains, growing, depth, width);
     space.logits.resize(growing.size() * model.head.rows);
     const Step step = feed.step(model, chains, space.logits.data());

@@ -7,7 +7,7 @@ import itertools
 import weakref
 from array import array
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from tandem.models.decoder import Layer as DecoderLayer
 from tandem.models.decoder import Passed, Stack
 from tandem.models.feature_head import FeatureHead
 from tandem.models.layers import Linear, RMSNorm
-from tandem.verification.judging import Draws
+from tandem.verification.judging import Draws, Gate
 
 Ints: TypeAlias = "array[int]"
 
@@ -46,6 +46,30 @@ class States(NamedTuple):
     hidden: Tensor
     """[T, hidden]; [T, width] where they are yet to be fused."""
     fused: bool
+
+
+class _Gated:
+    """What the kernels are told, and tell, of chains that may end early."""
+
+    def __init__(self, gate: Gate, count: int, longest: int) -> None:
+        self.least, self._longest = gate.least, longest
+        self.lengths = array("i", bytes(4 * count))
+        self._floats = array("f", [1.0] * count + [0.0] * (count * longest))
+        """Chances that all of a chain is kept, and shares of the likeliest tokens."""
+        reach = self._floats.buffer_info()[0]
+        sure = reach + 4 * count
+        self.addresses = (_address(gate.kept), sure, reach, _address(self.lengths))
+
+    def sure(self, draws: Draws) -> list[Sequence[float]]:
+        """Of each chain, one more than tokens where it ended early."""
+        starts = itertools.count(len(self.lengths), self._longest)
+        return [
+            self._floats[at : at + min(length + 1, draw.length)]
+            for at, length, draw in zip(starts, self.lengths, draws.chains, strict=False)
+        ]
+
+
+NOT_GATED = (0, 0, 0, 0)
 
 
 class Room:
@@ -222,8 +246,8 @@ class KernelStack:
         draws: Draws,
         states: Tensor | None = None,
         ids: Tensor | None = None,
-    ) -> list[list[int]]:
-        """Drafts B chains, each token drawn behind the one before it; their tokens.
+    ) -> tuple[list[list[int]], list[Sequence[float]]]:
+        """Drafts B chains, each token drawn behind the one before it; what `steps.Grown` holds.
 
         logits [B, V] of the first tokens; queries: of the tokens that are fed; states [B, hidden]
         for a draft head; ids [own vocabulary]: what its tokens are to the target.
@@ -235,10 +259,12 @@ class KernelStack:
         states = None if states is None else states.float().contiguous()
         longest = max([draw.length for draw in draws.chains])
         records = self._records(queries, draws, vocab, longest)
+        gated = _Gated(draws.gate, len(queries), longest) if draws.gate else None
         chains = CHAINS.pack(
             len(queries),
             longest,
             vocab,
+            gated.least if gated else 0.0,
             _address(records.chains),
             address,
             _pointer(states),
@@ -250,13 +276,16 @@ class KernelStack:
             draws.seed,
             _pointer(draws.q),
             records.tokens,
+            *(gated.addresses if gated else NOT_GATED),
         )
         self._chains(self._model, chains, self._space)
         first = len(records.longs) - len(queries) * longest
-        return [
-            records.longs[at : at + draw.length].tolist()
-            for at, draw in zip(itertools.count(first, longest), draws.chains, strict=False)
+        lengths = gated.lengths if gated else [draw.length for draw in draws.chains]
+        tokens = [
+            records.longs[at : at + length].tolist()
+            for at, length in zip(itertools.count(first, longest), lengths, strict=False)
         ]
+        return tokens, gated.sure(draws) if gated else []
 
     def _records(self, queries: Sequence[Query], draws: Draws, vocab: int, longest: int) -> Records:
         chains, blocks, biases = array("b"), array("i"), array("b")
@@ -293,7 +322,7 @@ def _numbers(tokens: Sequence[int] | Tensor) -> Sequence[int]:
     return tokens.tolist() if isinstance(tokens, Tensor) else tokens
 
 
-def _address(numbers: Ints) -> int:
+def _address(numbers: array[Any]) -> int:
     return numbers.buffer_info()[0]
 
 

@@ -110,6 +110,7 @@ struct Chain {
 
 struct Chains {
   int32_t count, longest, vocabulary;  // the target's
+  float least;             // a chain ends before a token that is kept with a smaller chance; 0: none does
   const Chain* chain;      // [count]
   const float* logits;     // [count, vocabulary] of the first tokens
   const float* states;     // [count, hidden] of a draft head, or null
@@ -121,6 +122,12 @@ struct Chains {
   uint64_t seed;           // of all other noise
   float* q;                // [.., vocabulary] or null
   int64_t* tokens;         // [count, longest]
+  // Where chains may end:
+  const float* kept;       // [kinds of noise, kShares] chance of a token behind kept ones, ...
+  float* sure;             // [count, longest] ... by the share of the likeliest, which is told
+  float* reach;            // [count] chance that all of a chain is kept, 1 before
+  int32_t* lengths;        // [count] tokens drawn
 };
+constexpr int kShares = 16;
 
 }  // namespace

@@ -91,6 +91,8 @@ BIAS = Struct("if")
 CHAIN = Struct(f"{LIMITS.format}{TEXT.format}iiiiiii")
 """How a chain of tokens is drafted: LIMITS, TEXT, bias, biases, noise, length, blocks, start,
 q_row."""
-CHAINS = Struct("3i8PQ2P")
-"""All chains of a round: count, longest, vocabulary; chain, logits, states, ids, blocks, texts,
-bias, keys; seed; q, tokens."""
+CHAINS = Struct("3if8PQ6P")
+"""All chains of a round: count, longest, vocabulary; least; chain, logits, states, ids, blocks,
+texts, bias, keys; seed; q, tokens, kept, sure, reach, lengths."""
+SHARES = 16
+"""Steps of the share of the likeliest token, by which chances are told apart."""

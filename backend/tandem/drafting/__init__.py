@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from tandem.drafting.confidence import Confidence
 from tandem.request import Request
 from tandem.scheduler import Decode
 
@@ -49,6 +50,9 @@ class Draft(NamedTuple):
     """[B] whose tokens were drawn from q, where q is given; None: all."""
     verified: Verified | None = None
     """Where one launch has drafted and verified; None: verification is yet to come."""
+    sure: list[Sequence[float]] | None = None
+    """[B] shares that the draft gave to its likeliest token, place by place: one more than tokens
+    where it ended because that was too small. None: it does not look at them."""
 
     def depth(self, place: int) -> int:
         """Tokens on the longest path of one request's draft."""
@@ -79,6 +83,8 @@ class Proposer(ABC):
 
     longest: int = sys.maxsize
     """Most tokens it can draft."""
+    confidence: Confidence | None = None
+    """What ends its drafts early; None: nothing does."""
 
     @abstractmethod
     def propose(self, decodes: Sequence[Decode], alone: bool = False) -> Draft:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -36,6 +37,8 @@ from tandem.runners.model_runner import ModelRunner
 from tandem.runners.parallel_runner import Runner
 from tandem.tokenizer import Tokenizer
 from tandem.verification.sampler import Sampler
+
+logger = logging.getLogger("tandem")
 
 AnyHead = Medusa | MlpSpeculator | Eagle | Eagle3 | Mtp
 WRONG_KIND = (TypeError, ValueError, AttributeError, KeyError, ZeroDivisionError)
@@ -80,7 +83,12 @@ def load_guesser(
     if device.type == "cpu":
         for one in made:
             use_kernels(one, stored)
-    return _guesser_of(made, dtype, device)
+    guesser = _guesser_of(made, dtype, device)
+    wanted = config.num_speculative_tokens
+    if config.speculative_tree is None and wanted > guesser.max_depth:
+        told = "num_speculative_tokens is %d, but %s guesses at most %d tokens in a row."
+        logger.warning(told, wanted, config.draft_model or config.model, guesser.max_depth)
+    return guesser
 
 
 def _load_heads(

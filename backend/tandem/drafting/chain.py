@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tandem.drafting import Computed, Draft, Proposer, Verdict
+from tandem.drafting.confidence import Confidence
 from tandem.drafting.steps import Guesser, Level
 from tandem.request import Request
 from tandem.scheduler import Decode
@@ -32,6 +33,8 @@ class Chain:
         self.request = decode.request
         self.lookahead = min(decode.lookahead, deepest)
         self.tokens: list[int] = []
+        self.sure: Sequence[float] = ()
+        """As in `Draft`."""
 
     def level(self) -> Level:
         """Its newest token."""
@@ -48,6 +51,7 @@ class ChainProposer(Proposer):
         self.rounds = rounds
         self.taps = guesser.taps
         self.longest = guesser.max_depth
+        self.confidence = None if guesser.at_once is None else Confidence()
 
     def propose(self, decodes: Sequence[Decode], alone: bool = False) -> Draft:
         drafts: list[list[int]] = [[] for _ in decodes]
@@ -68,9 +72,10 @@ class ChainProposer(Proposer):
         q = self._empty_q(len(decodes), chains, logits)
         if not self._at_once(logits, chains, q):
             self._by_levels(logits, chains, q)
+        sure: list[Sequence[float]] = [()] * len(decodes)
         for chain in chains:
-            drafts[chain.place] = chain.tokens
-        return Draft(drafts, q=q)
+            drafts[chain.place], sure[chain.place] = chain.tokens, chain.sure
+        return Draft(drafts, q=q, sure=sure)
 
     def _at_once(self, logits: Tensor, chains: Sequence[Chain], q: Tensor | None) -> bool:
         """Has the guesser draw all tokens by itself, where it can and nothing is banned."""
@@ -79,10 +84,13 @@ class ChainProposer(Proposer):
         if draw_chains is None or any(one.bans for one in requests):
             return False
         lengths = [chain.lookahead for chain in chains]
-        draws = self.sampler.draws(requests, lengths, q, [chain.place for chain in chains])
+        gate = None if self.confidence is None else self.confidence.gate
+        draws = self.sampler.draws(requests, lengths, q, [chain.place for chain in chains], gate)
         found = draw_chains(logits, requests, draws)
-        for chain, tokens in zip(chains, found, strict=True):
+        for chain, tokens in zip(chains, found.tokens, strict=True):
             chain.tokens = tokens
+        for chain, sure in zip(chains, found.sure, strict=False):
+            chain.sure = sure
         return True
 
     def _by_levels(self, logits: Tensor, chains: Sequence[Chain], q: Tensor | None) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tandem.drafting import Proposer
 from tandem.drafting.between import averaged
 from tandem.drafting.costs import Load, RoundCosts
-from tandem.drafting.gains import Gains
+from tandem.drafting.gains import PRIOR, Gains
 from tandem.drafting.lengths import (
     NOTHING_TAKEN,
     Option,
@@ -160,9 +160,25 @@ class Chooser:
             return with_finds(known, seconds, drafts, options, SLACK, besides)
         return best_lengths(seconds, drafts, options, SLACK, besides, MARGIN)
 
+    def worth(self, plan: Plan, choices: Sequence[Choice], load: Load) -> float:
+        """Chance of being kept, from which a token that the model drafts pays for its row of the
+        pass and its level of the draft."""
+        lengths = [
+            n for n, one in zip(plan.lengths, choices, strict=True) if one.option.by_model and n
+        ]
+        if not lengths:
+            return 0.0
+        batch, drafted, deepest = len(choices), sum(plan.lengths), max(lengths)
+        seconds = self._costs.rounds(load, batch + drafted)
+        drafts = self._costs.drafts(len(lengths), max(2, deepest))
+        a_level = (drafts[max(2, deepest)] - drafts[1]) / (max(2, deepest) - 1)
+        a_row = (seconds[batch + drafted] - seconds[batch]) / drafted
+        return plan.rate * (a_row + a_level / len(lengths))
+
     def _learn(self) -> None:
         """From what was judged since the last time: seldom, for behind a pass each line is slow."""
-        for known, found, taken, drafted, verdict in self._judged:
+        for one in self._judged:
+            known, found, taken, drafted, verdict = one[:5]
             for place, part in enumerate(found):
                 if place == taken and drafted:
                     judged = part.verified(drafted, verdict)
@@ -170,7 +186,20 @@ class Chooser:
                     judged = part.judged(verdict.tokens)
                 if judged[0]:
                     self._gains[place].learn(known.gains[place], len(part.tokens), *judged)
-            if drafted and taken == len(found):  # by the model
+            if (drafted or one.sure) and taken == len(found):  # by the model
                 longest = min(self._longest, self._methods[taken].proposer.longest)
-                self._gains[taken].learn(known.gains[taken], longest, drafted, verdict.path)
+                beyond = self._beyond(one)
+                self._gains[taken].learn(known.gains[taken], longest, drafted, verdict.path, beyond)
         self._judged = []
+
+    def _beyond(self, one: Judged) -> list[float]:
+        """Chances of tokens that a draft which has ended by itself was asked for too; how sure it
+        was of others is learnt from."""
+        confidence = self._methods[-1].proposer.confidence
+        if confidence is None:
+            return []
+        confidence.learn(one.noise, one.sure, one.drafted, len(one.verdict.path))
+        if len(one.sure) <= one.drafted:
+            return []
+        chance = confidence.chance(one.noise, one.sure[-1])
+        return [chance * PRIOR**more for more in range(one.asked - one.drafted)]

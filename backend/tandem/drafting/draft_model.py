@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tandem.attention.plan import Query
 from tandem.drafting import Computed
-from tandem.drafting.steps import Chains, Level
+from tandem.drafting.steps import Chains, Grown, Level
 from tandem.drafting.vocabulary import Translation
 from tandem.request import Request
 from tandem.runners.parallel_runner import Runner
@@ -81,14 +81,14 @@ class DraftModel:
         by_kernels = self.runner.by_kernels is not None and self.translation is None
         return self._chains if by_kernels else None
 
-    def _chains(self, logits: Tensor, requests: Sequence[Request], draws: Draws) -> list[list[int]]:
+    def _chains(self, logits: Tensor, requests: Sequence[Request], draws: Draws) -> Grown:
         """In one call of the kernels."""
         assert self.runner.by_kernels is not None
         queries = [
             Query(request.blocks, len(request.tokens), draw.length - 1)
             for request, draw in zip(requests, draws.chains, strict=True)
         ]
-        return self.runner.by_kernels.chains(logits, queries, draws)
+        return Grown(*self.runner.by_kernels.chains(logits, queries, draws))
 
     def _forward(
         self, tokens: Sequence[int], queries: Sequence[Query], rows: Sequence[int] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 
 PRIOR = 0.7  # of a token behind kept ones, before anything is known
@@ -42,16 +42,20 @@ class _Record:
         self._weight /= UNUSED**rounds
         self._keep_small()
 
-    def update(self, tried: int, kept: Collection[int]) -> None:
+    def update(self, tried: int, kept: Collection[int], beyond: Sequence[float] = ()) -> None:
         self._weight /= self._memory
         self.drafts += 1
-        self._ends[tried] += self._weight
-        if tried:
+        reached = tried + len(beyond)
+        self._ends[reached] += self._weight
+        if reached:
             self._before[0] += self._weight
-        for place in kept:
-            self._kept[place - 1] += self._weight
-            if place < tried:
-                self._before[place] += self._weight
+        places = [(place, 1.0) for place in kept]
+        if len(kept) == tried:
+            places += enumerate(beyond, tried + 1)
+        for place, chance in places:
+            self._kept[place - 1] += chance * self._weight
+            if place < reached:
+                self._before[place] += chance * self._weight
         self._keep_small()
 
     def _keep_small(self) -> None:
@@ -133,14 +137,22 @@ class Gains:
         usual = self._usual[size][: min(self._longest, (1 << size) - 1)]
         return own[size].expected(usual) if size in own else usual
 
-    def learn(self, own: Records, count: int, tried: int, kept: Collection[int]) -> None:
+    def learn(
+        self,
+        own: Records,
+        count: int,
+        tried: int,
+        kept: Collection[int],
+        beyond: Sequence[float] = (),
+    ) -> None:
         """Of a draft of `count` tokens the first `tried` were judged, and those at the places
-        `kept` (1 is the first) were right."""
+        `kept` (1 is the first) were right. beyond: of tokens behind them that were not drafted, the
+        chances that they would have been kept, too, where all before them were."""
         size = self.size(count)
         for records, memory in ((own, OF_A_REQUEST), (self._all, OF_A_METHOD)):
             if size not in records:
                 records[size] = _Record(self._longest, memory)
-            records[size].update(tried, kept)
+            records[size].update(tried, kept, beyond)
 
     @staticmethod
     def fade(own: Records, rounds: int) -> None:

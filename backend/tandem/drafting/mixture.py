@@ -33,6 +33,7 @@ from tandem.drafting.remembered import (
     PLANNED_FOR,
     Agenda,
     Choice,
+    Further,
     Judged,
     Known,
     Plans,
@@ -41,8 +42,10 @@ from tandem.drafting.resting import Naps, Pauses, Rests
 from tandem.drafting.stopwatch import Begun, Stopwatch
 from tandem.request import Notes, Request
 from tandem.scheduler import Decode
+from tandem.verification.sampler import noise_of
 
 NO_DRAFT = Draft([])
+FURTHER = 2  # times the planned length, that a draft may have that ends by itself
 PROBE = 2  # tokens of a draft that is not expected to pay
 
 
@@ -72,6 +75,8 @@ class MixtureProposer(Proposer):
         self.longest = longest
         self._methods = [*self.lookups, *([self.model] if self.model else [])]
         self._chooser = Chooser(self._methods, longest, costs, self._unread)
+        stops = self.model is not None and self.model.proposer.confidence is not None
+        self._further = Further(FURTHER if stops else 1, longest)
         self._rests = Rests()
         self._naps = Naps()
         self._pauses = Pauses()
@@ -174,9 +179,12 @@ class MixtureProposer(Proposer):
         ]
         plan = self._plan(choices, load)
         asked = []
-        for known, choice, length in zip(requests, choices, plan.lengths, strict=True):
+        for known, choice, length, decode in zip(
+            requests, choices, plan.lengths, decodes, strict=True
+        ):
             known.taken = choice.place
-            asked.append(length * choice.option.by_model)
+            by_model = choice.option.by_model
+            asked.append(self._further.of(length, decode.lookahead) if by_model else 0)
         batch = len(decodes)
         promised = plan.rate * self.costs.rounds(load, batch)[batch] / batch
         probing = not any(asked) and self.costs.may_explore and bool(self._able(decodes, requests))
@@ -189,6 +197,8 @@ class MixtureProposer(Proposer):
             choices,
             plan,
             asked,
+            self._further,
+            self._chooser.worth(plan, choices, load) if any(asked) else 0.0,
             promised,
             probing,
             idle,
@@ -261,20 +271,39 @@ class MixtureProposer(Proposer):
         """Has the model draft so many tokens; where it does, its draft takes the part's place."""
         assert self.model is not None
         mine = [place for place, length in enumerate(asked) if length]
+        if self.model.proposer.confidence is not None:
+            self.model.proposer.confidence.open_from(0.0 if agenda.probing else agenda.worth)
         began = self.watch.clock()
         read = self._catch_up([agenda.decodes[place].request for place in mine])
         found = self.model.proposer.propose(
             [Decode(decode.request, n) for decode, n in zip(agenda.decodes, asked, strict=True)],
             alone,
         )
-        share, took = tokens_share(len(mine)), self._drafting_since(began, found)
-        levels = (1 - share) * max(asked) + share * sum(asked) / len(mine)
+        took = self._drafting_since(began, found)
+        drawn = self._drawn(agenda, asked, mine, found)
+        share = tokens_share(len(mine))
+        levels = (1 - share) * max(drawn) + share * sum(drawn) / len(mine)
         self.watch.drafted(len(mine), levels, took, read)
         for place in mine if self.lookups else ():
-            if found.tokens[place]:  # otherwise it still reads the text
+            if found.tokens[place] or agenda.requests[place].sure:  # or it still reads the text
                 parts[place] = part_of(found, place)
                 agenda.requests[place].taken = len(self.lookups)
         return found
+
+    @staticmethod
+    def _drawn(
+        agenda: Agenda, asked: Sequence[int], mine: Sequence[int], found: Draft
+    ) -> list[int]:
+        """Levels of each draft: where one ended by itself, that at which it did counts too. What
+        they were sure of is noted."""
+        if found.sure is None:
+            return [asked[place] for place in mine]
+        drawn = []
+        for place in mine:
+            known, sure = agenda.requests[place], found.sure[place]
+            known.asked, known.sure = asked[place], sure
+            drawn.append(len(sure) or asked[place])
+        return drawn
 
     def _drafting_since(self, began: float, draft: Draft) -> float:
         """Seconds."""
@@ -334,10 +363,16 @@ class MixtureProposer(Proposer):
     # -- learning ------------------------------------------------------------------------------
 
     def observe(self, request: Request, drafted: int, verdict: Verdict) -> None:
-        if not drafted and (self._pausing or not self.lookups):
+        known = self._requests.get(request)
+        sure: Sequence[float] = ()
+        if known is not None and known.sure:
+            sure, known.sure = known.sure, ()
+        if not drafted and not sure and (self._pausing or not self.lookups):
             return
-        known = self._requests[request]
-        self._chooser.judged(Judged(known, known.found, known.taken, drafted, verdict))
+        assert known is not None
+        noise = noise_of(request)
+        judged = Judged(known, known.found, known.taken, drafted, verdict, noise, known.asked, sure)
+        self._chooser.judged(judged)
         if self.model is not None and drafted and known.taken == len(self.lookups):
             known.drafts += 1
             self.model.proposer.observe(request, drafted, verdict)

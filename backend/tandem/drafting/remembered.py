@@ -50,6 +50,10 @@ class Known:
     """What each lookup found for it in this round."""
     taken: int = 0
     """The method whose draft is verified in this round."""
+    asked: int = 0
+    """Tokens that the model was asked for in it, and..."""
+    sure: Sequence[float] = ()
+    """... what it was sure of, as in `Draft`."""
     outlooks: dict[tuple[int, int], Outlook] = field(default_factory=dict)
     """What drafts should be worth to it, by method and size of the draft (`Gains.size`), ..."""
     choices: dict[tuple[int, ...], Choice] = field(default_factory=dict)
@@ -87,6 +91,12 @@ class Judged(NamedTuple):
     taken: int
     drafted: int
     verdict: Verdict
+    noise: int
+    """How the request's tokens are drawn."""
+    asked: int
+    """Tokens that the model was asked for."""
+    sure: Sequence[float]
+    """As in `Draft`, of the model."""
 
 
 class Plans(NamedTuple):
@@ -112,6 +122,19 @@ class Plans(NamedTuple):
         return Plans(batch, rounds, now + rounds, {})
 
 
+class Further(NamedTuple):
+    """How much further than planned a draft may go, where it ends by itself before tokens that do
+    not pay."""
+
+    times: int
+    longest: int
+    """Most tokens of a draft."""
+
+    def of(self, length: int, room: int) -> int:
+        """Of a draft for which so many tokens are planned."""
+        return min(self.times * length, self.longest, room)
+
+
 class Agenda(NamedTuple):
     """What is to be drafted in some rounds."""
 
@@ -122,7 +145,10 @@ class Agenda(NamedTuple):
     choices: list[Choice]
     plan: Plan
     asked: list[int]
-    """Tokens that the model is to draft for each."""
+    """Tokens that the model is to draft for each, at most."""
+    further: Further
+    worth: float
+    """Chance of being kept, from which one of them pays."""
     promised: float
     """Times the rate of no drafts."""
     probing: bool
@@ -150,7 +176,7 @@ class Agenda(NamedTuple):
         asked for what is planned, or for as much as there is room for."""
         return len(decodes) == len(self.decodes) and all(
             one.request is known.request
-            and asked == min(length, one.lookahead)
+            and asked == self.further.of(length, one.lookahead)
             and one.lookahead <= room
             for one, known, asked, length, room in zip(
                 decodes, self.decodes, self.asked, self.plan.lengths, self.room, strict=True
@@ -224,7 +250,7 @@ class Agenda(NamedTuple):
         lengths = [self.plan.lengths[place] for place in mine]
         choices = [self.choices[place] for place in mine]
         asked = [
-            min(length, one.lookahead) if choice.option.by_model else 0
+            self.further.of(length, one.lookahead) if choice.option.by_model else 0
             for length, choice, one in zip(lengths, choices, decodes, strict=True)
         ]
         return self._replace(

@@ -32,8 +32,17 @@ class Level(NamedTuple):
     """Row of the previous logits that each new node was chosen from."""
 
 
-Chains = Callable[[Tensor, Sequence[Request], Draws], list[list[int]]]
-"""Tokens of each request's chain, from the logits [B, V] of `begin`."""
+class Grown(NamedTuple):
+    """B chains."""
+
+    tokens: list[list[int]]
+    sure: list[Sequence[float]]
+    """[B] shares of the likeliest token at each place that was looked at: one more than tokens where
+    a chain ended early. Empty without a gate."""
+
+
+Chains = Callable[[Tensor, Sequence[Request], Draws], Grown]
+"""Each request's chain, from the logits [B, V] of `begin`."""
 
 
 class Guesser(Protocol):

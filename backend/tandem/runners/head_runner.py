@@ -55,7 +55,7 @@ class HeadRunner:
 
     def chains(
         self, logits: Tensor, queries: Sequence[Query], draws: Draws, hidden: Tensor
-    ) -> list[list[int]]:
+    ) -> tuple[list[list[int]], list[Sequence[float]]]:
         """As `KernelStack.chains`, where the kernels run the head; hidden [B, hidden]: what the
         first tokens fed take."""
         assert self.by_kernels is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from tandem.request import Request
 
 GREEDY, KEYED, RANDOM = 0, 1, 2
+KINDS = 3
 
 
 class RowPlan(NamedTuple):
@@ -51,6 +53,16 @@ class ChainDraw(NamedTuple):
     """The row of q, places in order, for what the first token is drawn from; -1: for none."""
 
 
+class Gate(NamedTuple):
+    """Where chains end early."""
+
+    least: float
+    """Before a token that would be kept, and all before it, with a smaller chance."""
+    kept: array[float]
+    """[3 kinds of noise, SHARES] chance that a token is kept behind kept ones, by the share of the
+    likeliest one."""
+
+
 class Draws(NamedTuple):
     """How B chains are drawn."""
 
@@ -59,3 +71,5 @@ class Draws(NamedTuple):
     """Of the draws that are RANDOM, 31 bits."""
     q: Tensor | None
     """[.., V]"""
+    gate: Gate | None = None
+    """None: every chain has its length."""

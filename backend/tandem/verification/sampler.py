@@ -17,6 +17,7 @@ from tandem.verification.judging import (
     RANDOM,
     ChainDraw,
     Draws,
+    Gate,
     Judge,
     Judged,
     RowPlan,
@@ -122,6 +123,7 @@ class Sampler:
         lengths: Sequence[int],
         q: Tensor | None,
         places: Sequence[int],
+        gate: Gate | None = None,
     ) -> Draws:
         """How chains of these lengths are drawn, where nothing is banned. places: their first
         dimension's in q [.., longest, V], which is for requests that are verified by rejection."""
@@ -131,7 +133,7 @@ class Sampler:
             keys = self.keys(request, length) if kind == KEYED else ()
             q_row = place * longest if kind == RANDOM else -1
             chains.append(ChainDraw(request, kind, length, keys, q_row))
-        return Draws(chains, self._seeds.getrandbits(31), q)
+        return Draws(chains, self._seeds.getrandbits(31), q, gate)
 
     @staticmethod
     def keys(request: Request, count: int) -> list[int]:

@@ -18,7 +18,7 @@ from tandem.attention.paged import PagedKVCache, kv_block_bytes
 from tandem.attention.plan import Query
 from tandem.drafting import Computed
 from tandem.drafting.draft_model import level_query
-from tandem.drafting.steps import Chains, Level, depth
+from tandem.drafting.steps import Chains, Grown, Level, depth
 from tandem.models.feature_head import FeatureHead
 from tandem.request import Notes, Request
 from tandem.runners.head_runner import HeadRunner
@@ -118,12 +118,12 @@ class FeatureGuesser:
     def at_once(self) -> Chains | None:
         return None if self.runner.by_kernels is None else self._chains
 
-    def _chains(self, logits: Tensor, requests: Sequence[Request], draws: Draws) -> list[list[int]]:
+    def _chains(self, logits: Tensor, requests: Sequence[Request], draws: Draws) -> Grown:
         queries = [
             Query(request.blocks, len(request.tokens) - 1, draw.length - 1)
             for request, draw in zip(requests, draws.chains, strict=True)
         ]
-        return self.runner.chains(logits, queries, draws, self._hidden)
+        return Grown(*self.runner.chains(logits, queries, draws, self._hidden))
 
     def _level_rows(self, levels: Sequence[Level]) -> tuple[list[int], Tensor, list[Query]]:
         """Tokens of the new nodes, what their origins handed on, and where they go."""
