@@ -122,9 +122,9 @@ class NativeEngine:
         return secrets.randbits(63) if self.config.acceptance_method == "coupled" else None
 
     def _spellings(self, word: str) -> list[list[int]]:
-        """A banned word inside a text and at its start, as tokens."""
+        """A banned word inside a text and at its start, as tokens that can be written."""
         spelled = [self.tokenizer.encode_plain(text) for text in (word, " " + word)]
-        return [ids for ids in spelled if ids]
+        return [ids for ids in spelled if ids and max(ids) < self.limits.vocab_size]
 
     # -- the loop ------------------------------------------------------------------------------
 

@@ -6,14 +6,16 @@ Whichever `generate` or `stream` is waiting steps the engine for all that are un
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator, Sequence
 from typing import Self
 
 from tqdm import tqdm
 
 from tandem.config import EngineConfig
+from tandem.deadlines import Deadlines
 from tandem.engine import NativeEngine
-from tandem.errors import InvalidRequestError
+from tandem.errors import InvalidRequestError, RequestTimeoutError
 from tandem.request import Prompt, RequestOutput, SamplingParams
 
 PROGRESS_FROM = 8  # prompts in one call from which on a bar is shown
@@ -26,6 +28,9 @@ class Engine(NativeEngine):
         super().__init__(config)
         self._unread: dict[str, RequestOutput | None] = {}
         """What came for each request that was begun here, and has not been read."""
+        self._deadlines = Deadlines(config.queue_timeout)
+        self._late: dict[str, RequestTimeoutError] = {}
+        """Requests whose time ran out."""
 
     def __enter__(self) -> Self:
         return self
@@ -38,7 +43,8 @@ class Engine(NativeEngine):
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
-        """Completes prompts (strings or lists of ids) and returns whole outputs, in order."""
+        """Completes prompts (strings or lists of ids) and returns whole outputs, in order. Raises
+        `RequestTimeoutError` where the time of one runs out."""
         work = self._checked(_as_prompts(prompts), params)
         left = iter(work)
         begun: list[str] = []
@@ -50,6 +56,7 @@ class Engine(NativeEngine):
                     begun.append(self._begin(tokens, one))
                     running.add(begun[-1])
                 self._advance()
+                self._check_time(*running)
                 ended = {request_id for request_id in running if request_id not in self.streams}
                 running -= ended
                 bar.update(len(ended))
@@ -63,13 +70,15 @@ class Engine(NativeEngine):
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
-        """Yields what each round adds to one completion; leaving early aborts it."""
+        """Yields what each round adds to one completion; leaving early aborts it. Raises
+        `RequestTimeoutError` where its time runs out."""
         request_id = self._begin(prompt, params or SamplingParams())
         try:
             while (output := self._unread[request_id]) is not None or request_id in self.streams:
                 self._unread[request_id] = None
                 if output is None:
                     self._advance()
+                    self._check_time(request_id)
                 else:
                     yield output
         finally:
@@ -104,6 +113,7 @@ class Engine(NativeEngine):
     def _begin(self, prompt: Prompt, params: SamplingParams) -> str:
         request_id = self.add_request(prompt, params)
         self._unread[request_id] = None
+        self._deadlines.add(request_id, params, time.monotonic())
         return request_id
 
     def _advance(self) -> None:
@@ -114,10 +124,19 @@ class Engine(NativeEngine):
                 unread.merge(output)
             elif output.request_id in self._unread:
                 self._unread[output.request_id] = output
+        for deadline in self._deadlines.over(self.streams):
+            self._late[deadline.request_id] = RequestTimeoutError(str(deadline))
+            self.abort(deadline.request_id)
+
+    def _check_time(self, *request_ids: str) -> None:
+        for request_id in request_ids:
+            if request_id in self._late:
+                raise self._late[request_id]
 
     def _end(self, request_id: str) -> None:
         self.abort(request_id)
         self._unread.pop(request_id, None)
+        self._late.pop(request_id, None)
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

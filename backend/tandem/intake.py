@@ -47,8 +47,8 @@ class Reader(Protocol):
         ...
 
 
-class _Unread(set[str]):
-    """Requests that are still to be prepared."""
+class _Unread(dict[str, Submit]):
+    """Requests that are still to be prepared, by id."""
 
     def waits(self, request_id: str) -> bool:
         """All that are here do."""
@@ -66,7 +66,8 @@ class Intake:
         """For the engine."""
         self._connection = connection
         self._engine = engine
-        self._submitted = queue.PriorityQueue[tuple[int, int, int, Submit]]()
+        self._submitted = queue.PriorityQueue[tuple[int, int, int, str]]()
+        """Ids: nothing else is left of who was taken back."""
         self._places = itertools.count()
         self._deadlines = Deadlines(queue_timeout)
         self._waiting = _Unread()
@@ -96,10 +97,10 @@ class Intake:
     def _take(self, message: Submit | Abort) -> None:
         if isinstance(message, Submit):
             with self._lock:
-                self._waiting.add(message.request_id)
+                self._waiting[message.request_id] = message
             self._deadlines.add(message.request_id, message.params, message.arrival)
             rank = message.params.priority, _length(message.prompt), next(self._places)
-            self._submitted.put((*rank, message))
+            self._submitted.put((*rank, message.request_id))
         elif self._left(message.request_id):
             self._pass_on(Dropped(message.request_id))
         else:
@@ -108,20 +109,18 @@ class Intake:
     def _left(self, request_id: str) -> bool:
         """Whether it still waited to be prepared; no longer."""
         with self._lock:
-            waited = request_id in self._waiting
-            self._waiting.discard(request_id)
-            return waited
+            return self._waiting.pop(request_id, None) is not None
 
     def _prepare_all(self) -> None:
         while True:
-            *_, submit = self._submitted.get()
+            *_, request_id = self._submitted.get()
             with self._lock:
-                if submit.request_id not in self._waiting:
-                    continue
+                submit = self._waiting.get(request_id)
+            if submit is None:
+                continue
             prepared = self._prepared(submit)
             with self._lock:  # an abort comes before this, or behind it in the inbox
-                if submit.request_id in self._waiting:
-                    self._waiting.discard(submit.request_id)
+                if self._waiting.pop(request_id, None) is not None:
                     self._pass_on(prepared)
 
     def _prepared(self, submit: Submit) -> Request | Refused:

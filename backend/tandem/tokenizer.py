@@ -31,6 +31,8 @@ class Tokenizer:
         try:
             text = path.read_text(encoding="utf-8")
             self._tokenizer = HFTokenizer.from_str(text)
+            self._tokenizer.no_truncation()  # which its file may ask for, as of training
+            self._tokenizer.no_padding()
         except Exception as error:  # the library raises bare Exception
             raise CheckpointError(f"{path} cannot be read ({error}): restore the file.") from None
         spec = json.loads(text)
@@ -107,7 +109,7 @@ def _longest_token(spec: dict[str, Any]) -> int | None:
     """Most characters of a text that one token of a byte-level tokenizer stands for, or more; None
     where characters may go without a token."""
     vocabulary, added = dict(spec["model"]["vocab"]), spec.get("added_tokens", [])
-    changed = any(spec.get(part) is not None for part in ("normalizer", "truncation"))
+    changed = spec.get("normalizer") is not None
     drops = '"Removed"' in json.dumps(spec.get("pre_tokenizer"))
     strips = any(token["lstrip"] or token["rstrip"] for token in added)
     if changed or drops or strips or not set(BYTES) <= set(vocabulary):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
+import shutil
+from pathlib import Path
 
 import pytest
 
 from tandem import SamplingParams
-from tandem.errors import InvalidRequestError, QueueFullError
+from tandem.errors import InvalidRequestError, QueueFullError, RequestTimeoutError
 
 PROMPTS = ["t1 t2 t3", "t4 t5", "t6", "t7 t8 t9 t10"]
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -240,6 +243,32 @@ def test_bad_words_are_not_written(engine, good_draft):
     params = SamplingParams(temperature=0, max_tokens=12, bad_words=words)
     (output,) = one.generate("t1 t2 t3", params)
     assert not any(f" {word} " in output.text + " " for word in words)
+
+
+def test_a_bad_word_that_the_model_cannot_write_is_nothing(engine, target, tmp_path):
+    """As where a tokenizer has more tokens than the model: the step would end for all."""
+    folder = Path(shutil.copytree(target, tmp_path / "model"))
+    spec = json.loads((folder / "tokenizer.json").read_text())
+    more = {"id": 96, "content": "[PAD]", "special": True, "normalized": False}
+    more |= dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+    (folder / "tokenizer.json").write_text(json.dumps(spec | {"added_tokens": [more]}))
+    one = engine(model=folder)
+    params = SamplingParams(temperature=0, max_tokens=12, bad_words=["[PAD]"])
+    (output,) = one.generate("t1 t2 t3", params)
+    assert output.token_ids == one.generate("t1 t2 t3", GREEDY)[0].token_ids
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_request_whose_time_runs_out_ends_alone(engine, streamed):
+    one = engine(max_num_seqs=8)
+    late = SamplingParams(temperature=0, max_tokens=100, timeout=1e-6)
+    fine = one.stream("t1 t2", GREEDY)
+    first = next(fine).token_ids
+    with pytest.raises(RequestTimeoutError, match="timeout of 1e-06 s is over"):
+        list(one.stream("t3", late)) if streamed else one.generate(["t3", "t4"], [late, GREEDY])
+    tokens = first + [token for output in fine for token in output.token_ids]
+    assert tokens == one.generate("t1 t2", GREEDY)[0].token_ids
+    assert one.idle
 
 
 def test_what_is_long_to_tokenize_is_done_before_a_request_comes(engine, monkeypatch):

@@ -73,6 +73,13 @@ def test_biases_and_odd_vocabularies(engine, tmp_path, shape):
     assert texts[0] == texts[1]
 
 
+def test_a_draft_of_its_own_ranks_with_an_odd_vocabulary(engine, tmp_path):
+    """Its logits are a part of what its ranks have."""
+    folder = make_checkpoint(tmp_path / "target", scale=3.0, vocab_size=97)
+    one = engine(model=folder, draft_model=folder, **sizes(1, 2, "cpu"))
+    assert run(one) == run(engine(model=folder))
+
+
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "mistral"])
 def test_the_other_families(engine, tmp_path, family):
     folder = make_checkpoint(tmp_path / "target", family, scale=3.0, tie_word_embeddings=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 import time
 from collections.abc import Sequence
@@ -136,7 +137,6 @@ def test_a_text_that_can_never_fit_is_not_taken_apart(monkeypatch):
     [
         {"normalizer": {"type": "Strip"}},
         {"pre_tokenizer": {"type": "Split", "behavior": "Removed"}},
-        {"truncation": {"max_length": 3}},
         {"added_tokens": [{"content": "<e>", "lstrip": True, "rstrip": False}]},
         {"model": {"vocab": {"a": 0, "b": 1}}},
     ],
@@ -144,10 +144,42 @@ def test_a_text_that_can_never_fit_is_not_taken_apart(monkeypatch):
 )
 def test_where_characters_may_go_without_a_token_no_length_is_known(change):
     added = [{"content": "<end of text>", "lstrip": False, "rstrip": False}]
-    spec = {"normalizer": None, "pre_tokenizer": {"type": "ByteLevel"}, "truncation": None}
+    spec = {"normalizer": None, "pre_tokenizer": {"type": "ByteLevel"}}
     spec |= {"added_tokens": added, "model": {"vocab": dict.fromkeys([*BYTES, "ab"], 0)}}
     assert _longest_token(spec) == len("<end of text>")
     assert _longest_token(spec | change) is None
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {
+            "truncation": {
+                "direction": "Right",
+                "max_length": 2,
+                "strategy": "LongestFirst",
+                "stride": 0,
+            }
+        },
+        {
+            "padding": {
+                "strategy": {"Fixed": 9},
+                "direction": "Right",
+                "pad_to_multiple_of": None,
+                "pad_id": 0,
+                "pad_type_id": 0,
+                "pad_token": "t0",
+            }
+        },
+    ],
+    ids=lambda setting: next(iter(setting)),
+)
+def test_what_a_file_says_of_training_batches_does_not_hold(target, tmp_path, setting):
+    spec = json.loads((target / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec | setting))
+    whole, other = Tokenizer(target), Tokenizer(tmp_path)
+    assert other.encode("t1 t2 t3 t4") == whole.encode("t1 t2 t3 t4")
+    assert other.encode_plain("t1 t2 t3 t4") == whole.encode_plain("t1 t2 t3 t4")
 
 
 # -- stop strings ------------------------------------------------------------------------------

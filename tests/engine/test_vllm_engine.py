@@ -7,8 +7,9 @@ import pytest
 
 from tandem.metrics import KV_USAGE, RUNNING, Key, Meters
 from tandem.output import Streams
-from tandem.vllm.engine import VllmEngine
+from tandem.vllm.engine import VllmEngine, _Streams
 from tandem.vllm.scheduler_meters import SchedulerMeters
+from tests.engine.builders import make_request
 
 
 def test_the_loss_of_vllm_is_told_and_ends_the_wait_for_its_next_step():
@@ -41,11 +42,37 @@ def test_it_is_idle_when_vllms_scheduler_has_said_so_and_tells_what_that_said(le
     assert engine.report().gauges[Key(KV_USAGE, "target")] == leaked
 
 
-def said(running, usage):
+def test_a_step_that_brings_nothing_ends_all_the_same(monkeypatch):
+    """Requests' times may run out meanwhile."""
+    monkeypatch.setattr("tandem.vllm.engine.LONGEST_WAIT_S", 0.01)
+    engine = object.__new__(VllmEngine)
+    engine._arrived = queue.SimpleQueue()
+    assert engine.step() == []
+
+
+def test_those_wait_that_its_scheduler_has_not_begun():
+    """Whose first answer has not come may be read still."""
+    scheduler = SchedulerMeters(("target",), lambda: None)
+    streams = _Streams(scheduler)
+    for name, arrival, priority, admitted in (
+        ("answers", 1.0, 0, 1.5),
+        ("last", 4.0, 0, None),
+        ("first", 2.0, 0, None),
+        ("urgent", 5.0, -1, None),
+    ):
+        request = make_request([1], priority=priority)
+        request.id, request.arrival, request.admitted = name, arrival, admitted
+        streams[name] = SimpleNamespace(request=request)
+    for waiting, due in ((0, []), (1, ["last"]), (2, ["last", "first"]), (3, [*streams][1:])):
+        scheduler.record(said(running=4 - waiting, usage=0.5, waiting=waiting), None)
+        assert [name for name in streams if streams.waits(name)] == due
+
+
+def said(running, usage, waiting=0):
     """A scheduler's numbers."""
     return SimpleNamespace(
         num_running_reqs=running,
-        num_waiting_reqs=0,
+        num_waiting_reqs=waiting,
         kv_cache_usage=usage,
         prefix_cache_stats=SimpleNamespace(queries=0, hits=0),
         num_kv_fetch_reqs_by_stage={},

@@ -14,6 +14,7 @@ namespace {
 
 constexpr int kRows = 32;       // of a query that attend together, over one reading of the cache
 constexpr int kScores = 65536;  // of a task, unless one KV head has more: they stay in the cache
+constexpr int kMostScores = 4 << 20;  // of one KV head, unless one row has more: each thread has room
 
 struct Task {
   int32_t query, first, rows;  // `first` counts from the query's first row
@@ -98,17 +99,26 @@ inline int padded(int count) { return (count + kBlock - 1) / kBlock * kBlock; }
 // their keys and values lie side by side.
 void share_out(const Model& model, const Step& step, Run& run) {
   const int shared = model.heads / model.kv_heads;
+  const auto text = [&](const Query& query) {
+    return padded(query.start + query.stored + query.length);
+  };
+  const auto at_once = [&](const Query& query) {
+    return int(std::clamp<int64_t>(kMostScores / (int64_t(shared) * text(query)), 1, kRows));
+  };
   int chunks = 0;
-  for (int q = 0; q < step.queries; ++q) chunks += (step.query[q].length + kRows - 1) / kRows;
+  for (int q = 0; q < step.queries; ++q) {
+    const int rows = at_once(step.query[q]);
+    chunks += (step.query[q].length + rows - 1) / rows;
+  }
   const auto even = [&](int heads) {
     const int tasks = chunks * (model.kv_heads / heads);
     return tasks % model.threads == 0 || tasks >= 4 * model.threads;
   };
   for (int q = 0; q < step.queries; ++q) {
     const Query& query = step.query[q];
-    const int line = padded(query.start + query.stored + query.length);
-    for (int begin = 0; begin < query.length; begin += kRows) {
-      const int rows = std::min(kRows, query.length - begin);
+    const int line = text(query), whole = at_once(query);
+    for (int begin = 0; begin < query.length; begin += whole) {
+      const int rows = std::min(whole, query.length - begin);
       const int most = int(std::max<int64_t>(1, kScores / (int64_t(rows) * shared * line)));
       int heads = model.kv_heads;
       while (heads > 1 && (model.kv_heads % heads || heads > most || !even(heads))) --heads;

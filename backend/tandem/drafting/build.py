@@ -146,7 +146,9 @@ def choose_proposer(
     if config.method == "none" or not config.adaptive_speculation:
         return made[0].proposer
     costs = RoundCosts(*pass_times())
-    return MixtureProposer(made, config.lookahead, costs, config.enable_prefix_caching)
+    return MixtureProposer(
+        made, config.lookahead, costs, config.enable_prefix_caching, config.max_num_seqs
+    )
 
 
 def choose_rounds(

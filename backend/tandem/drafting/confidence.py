@@ -16,10 +16,7 @@ from tandem.verification.judging import KINDS, Gate
 
 BELIEVED = 8.0  # tokens, that what is believed of a share beforehand counts for
 REMEMBERED = 1000.0  # tokens of a share, that what is known of it counts for at most
-SURE, UNSURE = (
-    0.98,
-    0.3,
-)  # chances that are believed: of a likeliest token of any share, and of none
+SURE, UNSURE = 0.98, 0.3  # chances that are believed: at most, and at a share of nothing
 
 
 class Confidence:
@@ -34,7 +31,7 @@ class Confidence:
         """Of the round under way; None: chains have their lengths."""
 
     def open_from(self, least: float) -> None:
-        """Chains of the next rounds go on where all is kept with at least this chance; 0: always."""
+        """Chains go on where all of them is kept with at least this chance; 0: always."""
         self.gate = Gate(least, self._kept) if least > 0 else None
 
     def chance(self, noise: int, share: float) -> float:

@@ -12,7 +12,8 @@ from tandem.drafting import Computed, Proposer
 from tandem.request import Notes, Request
 
 MOST_ROWS = 64  # of an answer, where prefixes are shared, then the model is shown them unasked
-MOST_UNSHARED = 2048  # of a text, where they are not
+MOST_UNSHARED = 2048  # of a text, where they are not, ...
+MOST_BYTES = 256 << 20  # ... and of all texts together, so that no memory has to be set aside
 ROWS_AT_ONCE = 1024
 MOST_KEPT = 256  # rows of a pass that are kept for some of them, ...
 MOST_PARTS = 16  # ... and passes
@@ -48,12 +49,12 @@ class _Held:
 class HeldStates:
     """Where others guess well, what a model would read costs nothing."""
 
-    def __init__(self, proposer: Proposer, shares_prefixes: bool) -> None:
+    def __init__(self, proposer: Proposer, shares_prefixes: bool, most_requests: int = 1) -> None:
         """shares_prefixes: others may adopt blocks that the model has read, so that it reads
-        prompts at once, and answers before long."""
+        prompts at once, and answers before long. most_requests: at a time."""
         self._proposer = proposer
         self._shares_prefixes = shares_prefixes
-        self._most = MOST_ROWS if shares_prefixes else MOST_UNSHARED
+        self._most_bytes = MOST_BYTES // most_requests
         self._held = Notes[_Held]()
         self._unsorted: list[tuple[Sequence[Computed], Tensor]] = []
 
@@ -87,10 +88,17 @@ class HeldStates:
                 if held is None or held.start + held.rows != start:
                     held = self._held[request] = _Held(start)
                 held.add(features, rows)
-                if held.rows >= self._most:
+                if held.rows >= self._most(features):
                     full.add(request)
         if full:
             self.show(list(full))
+
+    def _most(self, features: Tensor) -> int:
+        """Rows of a text."""
+        if self._shares_prefixes:
+            return MOST_ROWS
+        fitting = self._most_bytes // (features.shape[1] * features.element_size())
+        return min(MOST_UNSHARED, max(MOST_ROWS, fitting))
 
     def _read_prompts(self, computed: Sequence[Computed], features: Tensor) -> Sequence[Computed]:
         """What is of prompts is shown; returns the rest."""

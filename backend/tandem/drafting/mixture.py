@@ -62,16 +62,17 @@ class MixtureProposer(Proposer):
         longest: int,
         costs: RoundCosts,
         shares_prefixes: bool = True,
+        most_requests: int = 1,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """longest: most tokens of a draft. shares_prefixes: as in `HeldStates`."""
+        """longest: most tokens of a draft. shares_prefixes, most_requests: as in `HeldStates`."""
         self.lookups = [method for method in methods if method.is_lookup]
         self.model = next((method for method in methods if not method.is_lookup), None)
         self.taps = self.model.proposer.taps if self.model else None
         self.costs = costs
         self._held = None  # where the model looks at tokens alone
         if self.model is not None and self.taps is not None:
-            self._held = HeldStates(self.model.proposer, shares_prefixes)
+            self._held = HeldStates(self.model.proposer, shares_prefixes, most_requests)
         self.longest = longest
         self._methods = [*self.lookups, *([self.model] if self.model else [])]
         self._chooser = Chooser(self._methods, longest, costs, self._unread)

@@ -37,8 +37,8 @@ class Grown(NamedTuple):
 
     tokens: list[list[int]]
     sure: list[Sequence[float]]
-    """[B] shares of the likeliest token at each place that was looked at: one more than tokens where
-    a chain ended early. Empty without a gate."""
+    """[B] shares of the likeliest token at each place that was looked at: one more than tokens
+    where a chain ended early. Empty without a gate."""
 
 
 Chains = Callable[[Tensor, Sequence[Request], Draws], Grown]

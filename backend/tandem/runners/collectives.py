@@ -78,4 +78,7 @@ class GatheredHead(nn.Module):
         """[R, hidden] to [R, vocab] on the first rank, to its own part elsewhere."""
         part: Tensor = self.inner(hidden).contiguous()
         parts = self.group.gather(part)
-        return part if parts is None else torch.cat(parts, -1)[:, : self.vocab_size]
+        if parts is None:
+            return part
+        # contiguous, for a draft on ranks of its own passes it on
+        return torch.cat(parts, -1)[:, : self.vocab_size].contiguous()

