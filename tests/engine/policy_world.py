@@ -5,15 +5,18 @@ import random
 
 from tandem.drafting import Draft, Proposer, Verdict
 from tandem.drafting.choosing import Method
+from tandem.drafting.confidence import Confidence
 from tandem.drafting.costs import RoundCosts
 from tandem.drafting.mixture import MixtureProposer
 from tandem.drafting.times import PROFILED
 from tandem.scheduler import Decode
+from tandem.verification.judging import RANDOM
 from tests.engine.builders import make_request
 
 RIGHT = 1
 WRONG = 0
 LONGEST = 8  # tokens of a draft
+SURE, UNSURE = 0.98, 0.3  # chances of a token that a draft which says so is sure of, or not
 
 
 class World:
@@ -63,7 +66,10 @@ class World:
 class Guess(Proposer):
     """Each token is right by chance; with a level's cost it is a model, otherwise a lookup."""
 
-    def __init__(self, world, chance, found=1.0, level_s=0.0):
+    def __init__(self, world, chance, found=1.0, level_s=0.0, sure=False):
+        """sure: of each token it knows whether it is right for sure or by a small chance, and says
+        that of both by odd shares."""
+        self.confidence = Confidence() if sure else None
         self.world = world
         self.chance = chance
         self.found = found
@@ -73,8 +79,26 @@ class Guess(Proposer):
     def propose(self, decodes, alone=False):
         asked = [decode.lookahead for decode in decodes]
         self.asked += any(asked)
+        if self.confidence is not None and self.confidence.gate is not None:
+            chains = [self._chain(count, self.confidence.gate.least) for count in asked]
+            self.world.now += self.level_s * max(len(sure) for _, sure in chains)
+            return Draft([tokens for tokens, _ in chains], sure=[sure for _, sure in chains])
         self.world.now += self.level_s * max(asked)
         return Draft([self._draft(count) for count in asked])
+
+    def _chain(self, count, least):
+        """As the kernels draw it."""
+        tokens, sure, reach = [], [], 1.0
+        unsure = (SURE - self.chance) / (SURE - UNSURE)
+        for _ in range(count):
+            is_unsure = self.world.random.random() < unsure
+            chance, share = (UNSURE, 0.6) if is_unsure else (SURE, 0.8)
+            sure.append(share)
+            reach *= self.confidence.chance(RANDOM, share)
+            if reach < least:
+                break
+            tokens.append(RIGHT if self.world.random.random() < chance else WRONG)
+        return tokens, sure
 
     def _draft(self, count):
         if self.world.random.random() >= self.found:

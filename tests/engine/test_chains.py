@@ -59,12 +59,16 @@ class Watched:
         grown = self.chains(logits, requests, draws)
         found = grown.tokens
         self.rounds += 1
-        for depth in range(max(map(len, found))):
-            growing = [b for b, tokens in enumerate(found) if len(tokens) > depth]
+        looked = list(map(len, grown.sure or found))
+        for depth in range(max(looked)):
+            growing = [b for b, count in enumerate(looked) if count > depth]
             for row, b in enumerate(growing):
                 line = logits[row if depth else b]
-                self.check(requests[b], found[b], depth, line)
-            longer = [b for b in growing if len(found[b]) > depth + 1]
+                if grown.sure:
+                    self.check_share(requests[b], found[b], depth, line, grown.sure[b][depth])
+                if len(found[b]) > depth:
+                    self.check(requests[b], found[b], depth, line)
+            longer = [b for b in growing if looked[b] > depth + 1]
             if not longer:
                 break
             origins = [growing.index(b) if depth else b for b in longer]
@@ -75,6 +79,12 @@ class Watched:
                 ]
             )
         return grown
+
+    @staticmethod
+    def check_share(request, tokens, depth, logits, found):
+        """Of the likeliest token."""
+        scored = scores(logits[None], [Row(request, tokens[:depth])])
+        assert found == pytest.approx(scored.softmax(-1).max().item(), rel=1e-3)
 
     def check(self, request, tokens, depth, logits):
         row = Row(request, tokens[:depth])
@@ -113,6 +123,32 @@ def test_a_chain_is_what_its_levels_are(watched, method, threads):
     one.generate([[t % 96 for t in prompt] for prompt in prompts], list(WAYS))
     assert watch.rounds > 5
     assert watch.sampled > 20
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("least", [0.2, 0.95])
+def test_a_chain_ends_where_it_is_not_sure_enough(watched, method, least, monkeypatch):
+    one, watch = watched(method)
+    confidence, ended = one.proposer.confidence, []
+    confidence.open_from(least)
+
+    def checked(logits, requests, draws, draw=watch.chains):
+        grown = draw(logits, requests, draws)
+        for b, chain in enumerate(draws.chains):
+            reach, length = 1.0, 0
+            for share in grown.sure[b]:
+                reach *= confidence.chance(chain.noise, share)
+                length += reach >= least
+            assert length == len(grown.tokens[b]) == min(len(grown.sure[b]), length)
+            assert len(grown.sure[b]) == min(length + 1, chain.length)
+            ended.append(length < chain.length)
+        return grown
+
+    monkeypatch.setattr(watch, "chains", checked)
+    prompts = [[7 * i + j for j in range(1, 5 + 9 * i)] for i in range(len(WAYS))]
+    one.generate([[t % 96 for t in prompt] for prompt in prompts], list(WAYS))
+    assert watch.rounds > 5
+    assert sum(ended) > 0 if least > 0.9 else sum(ended) < len(ended)
 
 
 @pytest.mark.parametrize(

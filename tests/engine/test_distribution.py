@@ -68,10 +68,10 @@ def models(tmp_path_factory):
     }
 
 
-def sample(models, method, params, policy=None, **parameters):
+def sample(models, method, params, policy=None, least=0.0, **parameters):
     """SAMPLES completions; six tokens each, so that whole drafts lie within the first three.
 
-    policy: cuts drafts.
+    policy: cuts drafts; least: chance of being kept, below which chains end by themselves.
     """
     mixed = "," in method
     if mixed:
@@ -99,13 +99,15 @@ def sample(models, method, params, policy=None, **parameters):
             always_pays(engine)
         if policy is not None:
             engine.proposer.propose = policy(engine.proposer.propose)
+        if least:
+            engine.proposer.confidence.open_from(least)
         return engine.generate([PROMPT] * SAMPLES, params)
 
 
-def p_value(models, method, case, policy=None, **parameters):
+def p_value(models, method, case, policy=None, least=0.0, **parameters):
     """Of SAMPLES completions, if they follow the enumerated distribution."""
     params = SamplingParams(max_tokens=2 * LENGTH, **case)
-    outputs = sample(models, method, params, policy, **parameters)
+    outputs = sample(models, method, params, policy, least, **parameters)
     return chi_square_p(
         outputs, enumerate_sequences(models["target"], PROMPT, params, LENGTH), LENGTH
     )
@@ -259,3 +261,27 @@ def test_a_policy_may_cut_by_what_could_be_drawn(method, models):
 def test_a_policy_that_cuts_by_what_was_drawn_is_found_out(method, models):
     """Non-anticipation: whether a place is drafted may not depend on the token drawn there."""
     assert p_value(models, method, {}, cut_where(lambda q, token: q[token] < 0.4)) < REFUSE_BELOW
+
+
+@pytest.mark.parametrize(
+    ("case", "rule"),
+    [("temperature 1", "rejection"), *(("all", one) for one in ("rejection", "block", "coupled"))],
+)
+@pytest.mark.parametrize(
+    ("method", "least"), [("bad draft", 0.6), ("good draft", 0.6), ("eagle3", 0.95)]
+)
+def test_chains_that_end_where_the_draft_is_unsure_follow_it(method, least, case, rule, models):
+    """(The head is sure of next to everything.)"""
+    params = SamplingParams(max_tokens=2 * LENGTH, **CASES[case])
+    expected = enumerate_sequences(models["target"], PROMPT, params, LENGTH)
+    outputs = sample(models, method, params, least=least, acceptance_method=rule)
+    lengths = [output.stats.drafted / max(1, output.stats.rounds) for output in outputs]
+    assert 0 < sum(lengths) / SAMPLES < 0.8 * 3
+    assert chi_square_p(outputs, expected, LENGTH) > REFUSE_BELOW
+
+
+def test_a_kernel_that_ends_chains_by_what_was_drawn_is_found_out(models, tmp_path):
+    fair = "gate.opens(1 / whole)) return kNoToken;"
+    drawn = "draws.weights[find_by_sum(draws, uniform(key, 1) * whole)] / whole"
+    with bent(tmp_path / "cpu", "chains.h", fair, fair.replace("1 / whole", drawn)):
+        assert p_value(models, "good draft", {}, least=0.6) < REFUSE_BELOW

@@ -150,6 +150,9 @@ def test_where_characters_may_go_without_a_token_no_length_is_known(change):
     assert _longest_token(spec | change) is None
 
 
+CUT = {"direction": "Right", "strategy": "LongestFirst", "stride": 0}
+
+
 @pytest.mark.parametrize(
     "setting",
     [

@@ -1,0 +1,90 @@
+"""What a draft's probabilities say of whether it is right."""
+
+import random
+
+import pytest
+
+from tandem.drafting.confidence import Confidence
+from tandem.drafting.gains import Gains
+from tandem.verification.judging import GREEDY, KEYED, RANDOM
+from tests.engine.policy_world import LONGEST, Guess, World, of_a_model
+
+
+def taught(noise, chances, rounds=500):
+    """By single tokens, each kept with its share's chance."""
+    confidence, chance = Confidence(), random.Random(1)
+    for _ in range(rounds):
+        for share, right in chances.items():
+            confidence.learn(noise, [share], 1, chance.random() < right)
+    return confidence
+
+
+@pytest.mark.parametrize("noise", [GREEDY, KEYED, RANDOM])
+def test_it_learns_how_often_a_share_is_right(noise):
+    """Be the draft too sure, or not sure enough."""
+    chances = {0.1: 0.6, 0.5: 0.2, 0.97: 0.4, 1.0: 0.4}
+    found = taught(noise, chances)
+    for share, right in chances.items():
+        assert found.chance(noise, share) == pytest.approx(right, abs=0.1)
+
+
+def test_kinds_of_draws_are_told_apart():
+    found = taught(GREEDY, {0.5: 0.0})
+    assert found.chance(GREEDY, 0.5) < 0.05
+    assert found.chance(RANDOM, 0.5) > 0.5
+
+
+def test_tokens_behind_a_wrong_one_say_nothing():
+    confidence = Confidence()
+    before = confidence.chance(GREEDY, 0.9)
+    confidence.learn(GREEDY, [0.1, 0.9, 0.9], 3, 0)
+    assert confidence.chance(GREEDY, 0.9) == before
+    confidence.learn(GREEDY, [0.1, 0.9], 1, 1)  # it ended there
+    assert confidence.chance(GREEDY, 0.9) == before
+
+
+def test_what_changes_is_noticed():
+    confidence = taught(GREEDY, {0.5: 1.0}, rounds=20_000)
+    for _ in range(3000):
+        confidence.learn(GREEDY, [0.5], 1, 0)
+    assert confidence.chance(GREEDY, 0.5) < 0.1
+
+
+def test_chains_have_their_lengths_unless_something_is_asked_of_them():
+    confidence = Confidence()
+    assert confidence.gate is None
+    confidence.open_from(0.3)
+    assert confidence.gate.least == 0.3
+    confidence.open_from(0.0)
+    assert confidence.gate is None
+
+
+def test_gains_are_those_of_drafts_that_do_not_end():
+    """Of four tokens a place, each right by a chance that is known before; a draft ends where it is
+    too small."""
+    cut, whole = Gains(4), Gains(4)
+    draws = random.Random(2)
+    for _ in range(4000):
+        chances = [draws.choice([0.3, 0.9]) for _ in range(4)]
+        right = [draws.random() < chance for chance in chances]
+        kept = [*right, False].index(False)
+        whole.learn({}, 4, 4, range(1, kept + 1))
+        ends = [*(chance < 0.5 for chance in chances), True].index(True)
+        found = min(kept, ends)
+        beyond = [0.3 * 0.6**more for more in range(4 - ends)]
+        cut.learn({}, 4, ends, range(1, found + 1), beyond)
+    assert cut.expected({}, 4) == pytest.approx(whole.expected({}, 4), abs=0.04)
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("row_s", [0.03, 0.15])
+def test_drafts_that_end_by_themselves_are_worth_it(batch, row_s):
+    """In a simulation, whose drafts know how often they are right, though not by what share."""
+    rates = {}
+    for gated in (False, True):
+        world = World(row_s)
+        guess = Guess(world, 0.75, level_s=0.02, sure=True)
+        if not gated:
+            guess.confidence = None
+        rates[gated] = world.run(of_a_model(world, guess), batch, LONGEST, 3000 // batch)
+    assert rates[True] > 1.05 * rates[False]
