@@ -6,9 +6,8 @@ as much as that takes, there are pauses (`resting`). Where none of theirs
 should yield as many tokens a second as the method that guesses with a model, the model drafts.
 How far each draft reaches is decided for the whole batch (`lengths`).
 
-What the target computes is shown to the model when it is asked to draft, not before: where lookups
-do well it costs nothing. Now and then a model that is not expected to pay is tried again, within a
-small share of the time. For a request that names one of the methods no other drafts.
+Now and then a model that is not expected to pay is tried again, within a small share of the time.
+For a request that names one of the methods no other drafts.
 
 What is expected of a method comes from how its earlier drafts fared, and its time from earlier
 rounds: nothing that is drawn in this round decides whether it is drafted or verified.
@@ -23,9 +22,9 @@ from torch import Tensor
 
 from tandem.drafting import Computed, Draft, Proposer, Verdict
 from tandem.drafting.choosing import Chooser, Method
-from tandem.drafting.costs import READ_ALONG, Load, RoundCosts
-from tandem.drafting.held import HeldStates
-from tandem.drafting.lengths import Plan, tokens_share
+from tandem.drafting.costs import Load, RoundCosts
+from tandem.drafting.drafter import Drafter
+from tandem.drafting.lengths import Plan
 from tandem.drafting.parts import NOTHING, Part, joined, part_of
 from tandem.drafting.remembered import (
     IDLE_FOR,
@@ -46,7 +45,6 @@ from tandem.verification.sampler import noise_of
 
 NO_DRAFT = Draft([])
 FURTHER = 2  # times the planned length, that a draft may have that ends by itself
-PROBE = 2  # tokens of a draft that is not expected to pay
 
 
 def _load_of(decodes: Sequence[Decode]) -> Load:
@@ -70,13 +68,17 @@ class MixtureProposer(Proposer):
         self.model = next((method for method in methods if not method.is_lookup), None)
         self.taps = self.model.proposer.taps if self.model else None
         self.costs = costs
-        self._held = None  # where the model looks at tokens alone
-        if self.model is not None and self.taps is not None:
-            self._held = HeldStates(self.model.proposer, shares_prefixes, most_requests)
         self.longest = longest
         self._methods = [*self.lookups, *([self.model] if self.model else [])]
-        self._chooser = Chooser(self._methods, longest, costs, self._unread)
-        stops = self.model is not None and self.model.proposer.confidence is not None
+        self.watch = Stopwatch(costs, clock)
+        self._drafter = None
+        stops = False
+        if self.model is not None:
+            proposer, place = self.model.proposer, len(self.lookups)
+            self._drafter = Drafter(proposer, place, self.watch, shares_prefixes, most_requests)
+            stops = proposer.confidence is not None
+        unread = self._drafter.unread if self._drafter else lambda request: 0
+        self._chooser = Chooser(self._methods, longest, costs, unread)
         self._further = Further(FURTHER if stops else 1, longest)
         self._rests = Rests()
         self._naps = Naps()
@@ -87,7 +89,6 @@ class MixtureProposer(Proposer):
         self._agenda: Agenda | None = None
         self._plans = Plans(0, 0, 0, {})
         self._rounds = 0
-        self.watch = Stopwatch(costs, clock)
         self._round: Begun | None = None
 
     # -- drafting ------------------------------------------------------------------------------
@@ -188,7 +189,7 @@ class MixtureProposer(Proposer):
             asked.append(self._further.of(length, decode.lookahead) if by_model else 0)
         batch = len(decodes)
         promised = plan.rate * self.costs.rounds(load, batch)[batch] / batch
-        probing = not any(asked) and self.costs.may_explore and bool(self._able(decodes, requests))
+        probing = not any(asked) and self._may_probe(decodes, requests)
         idle = None if probing or any(plan.lengths) else Draft([[] for _ in decodes])
         until = self._rounds + (rounds if idle is None else IDLE_FOR * rounds)
         return Agenda(
@@ -207,6 +208,12 @@ class MixtureProposer(Proposer):
             rounds,
             until,
         )
+
+    def _may_probe(self, decodes: Sequence[Decode], requests: Sequence[Known]) -> bool:
+        """Whether the model, which is not to draft, may be tried all the same."""
+        if self._drafter is None or not self.costs.may_explore:
+            return False
+        return bool(self._drafter.able(decodes, requests))
 
     def _plan(self, choices: Sequence[Choice], load: Load) -> Plan:
         """Anew, but for what lookups found."""
@@ -230,10 +237,12 @@ class MixtureProposer(Proposer):
         resting = planned and self._rests.due(self._rounds, agenda.promised)
         parts, guessed = self._found(agenda, resting), NO_DRAFT
         by_model = agenda.probing or (planned and not resting)
+        if by_model:
+            assert self._drafter is not None
+            ask = self._drafter.probe if agenda.probing else self._drafter.draft
+            guessed = ask(agenda, parts, alone, self._rounds)
         if agenda.probing:
-            guessed = self._probe(agenda, parts, alone)
-        elif by_model:
-            guessed = self._draft(agenda, agenda.asked, parts, alone)
+            self._agenda = None  # once
         if by_model and not self.lookups:  # nobody else's are among them
             return guessed, by_model
         drawn = None
@@ -268,99 +277,6 @@ class MixtureProposer(Proposer):
             )
         ]
 
-    def _draft(self, agenda: Agenda, asked: Sequence[int], parts: list[Part], alone: bool) -> Draft:
-        """Has the model draft so many tokens; where it does, its draft takes the part's place."""
-        assert self.model is not None
-        mine = [place for place, length in enumerate(asked) if length]
-        if self.model.proposer.confidence is not None:
-            self.model.proposer.confidence.open_from(0.0 if agenda.probing else agenda.worth)
-        began = self.watch.clock()
-        read = self._catch_up([agenda.decodes[place].request for place in mine])
-        found = self.model.proposer.propose(
-            [Decode(decode.request, n) for decode, n in zip(agenda.decodes, asked, strict=True)],
-            alone,
-        )
-        took = self._drafting_since(began, found)
-        drawn = self._drawn(agenda, asked, mine, found)
-        share = tokens_share(len(mine))
-        levels = (1 - share) * max(drawn) + share * sum(drawn) / len(mine)
-        self.watch.drafted(len(mine), levels, took, read)
-        for place in mine if self.lookups else ():
-            if found.tokens[place] or agenda.requests[place].sure:  # or it still reads the text
-                parts[place] = part_of(found, place)
-                agenda.requests[place].taken = len(self.lookups)
-        return found
-
-    @staticmethod
-    def _drawn(
-        agenda: Agenda, asked: Sequence[int], mine: Sequence[int], found: Draft
-    ) -> list[int]:
-        """Levels of each draft: where one ended by itself, that at which it did counts too. What
-        they were sure of is noted."""
-        if found.sure is None:
-            return [asked[place] for place in mine]
-        drawn = []
-        for place in mine:
-            known, sure = agenda.requests[place], found.sure[place]
-            known.asked, known.sure = asked[place], sure
-            drawn.append(len(sure) or asked[place])
-        return drawn
-
-    def _drafting_since(self, began: float, draft: Draft) -> float:
-        """Seconds."""
-        return draft.verified.drafting if draft.verified else self.watch.clock() - began
-
-    def _catch_up(self, requests: Sequence[Request]) -> int:
-        """Has the model read what was held back of these; how many tokens it has to read."""
-        read = 0
-        for request in requests:
-            rows = self._unread(request)
-            read += rows
-            if rows > READ_ALONG:  # that it need not read them again changes its outlook
-                self._requests[request].until = self._rounds
-        if self._held is not None:
-            self._held.show(requests)
-        return read
-
-    def _unread(self, request: Request) -> int:
-        """Tokens that the model has to read before it can draft."""
-        unread = request.computed - request.draft_computed
-        return unread if self._held is None else max(self._held.rows(request), unread)
-
-    def _able(self, decodes: Sequence[Decode], requests: Sequence[Known]) -> list[int]:
-        """For whom the model may draft."""
-        if self.model is None:
-            return []
-        return [
-            place
-            for place, (decode, known) in enumerate(zip(decodes, requests, strict=True))
-            if decode.lookahead and known.only in (None, len(self.lookups))
-        ]
-
-    def _probe(self, agenda: Agenda, parts: list[Part], alone: bool) -> Draft:
-        """Tries the model, which is not expected to pay, for the request that loses least by it."""
-        self._agenda = None  # once
-        able = self._able(agenda.decodes, agenda.requests)
-        waived = {place: self._waived(agenda, place) for place in able}
-        place = min(able, key=lambda one: (waived[one], self._unread(agenda.decodes[one].request)))
-        asked = [0] * len(parts)
-        asked[place] = min(PROBE, agenda.decodes[place].lookahead)
-        began = self.watch.clock()
-        draft = self._draft(agenda, asked, parts, alone)
-        self._charge_probe(len(parts), self._drafting_since(began, draft) + waived[place])
-        return draft
-
-    @staticmethod
-    def _waived(agenda: Agenda, place: int) -> float:
-        """Seconds that what is planned for the request should save."""
-        length = agenda.plan.lengths[place]
-        return sum(agenda.choices[place].option.gains[:length]) / agenda.plan.rate
-
-    def _charge_probe(self, batch: int, seconds: float) -> None:
-        """What it took and lost, and what its rows add to the pass of the batch."""
-        passes = self.costs.passes(batch + PROBE)
-        self.costs.explored(seconds + passes[batch + PROBE] - passes[batch])
-
     # -- learning ------------------------------------------------------------------------------
 
     def observe(self, request: Request, drafted: int, verdict: Verdict) -> None:
@@ -374,9 +290,8 @@ class MixtureProposer(Proposer):
         noise = noise_of(request)
         judged = Judged(known, known.found, known.taken, drafted, verdict, noise, known.asked, sure)
         self._chooser.judged(judged)
-        if self.model is not None and drafted and known.taken == len(self.lookups):
-            known.drafts += 1
-            self.model.proposer.observe(request, drafted, verdict)
+        if self._drafter is not None and drafted and known.taken == self._drafter.place:
+            self._drafter.observe(request, known, drafted, verdict)
 
     def finished(self, request: Request) -> None:
         self._chooser.written(request)
@@ -384,5 +299,5 @@ class MixtureProposer(Proposer):
             method.proposer.finished(request)
 
     def absorb(self, computed: Sequence[Computed], features: Tensor) -> None:
-        assert self._held is not None
-        self._held.add(computed, features)
+        assert self._drafter is not None
+        self._drafter.absorb(computed, features)

@@ -1,0 +1,153 @@
+"""The model of a mixture at work: what it has to read, is asked for and drafts, timed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from tandem.drafting import Computed, Draft, Proposer, Verdict
+from tandem.drafting.costs import READ_ALONG
+from tandem.drafting.held import HeldStates
+from tandem.drafting.lengths import tokens_share
+from tandem.drafting.parts import Part, part_of
+from tandem.drafting.remembered import Agenda, Known
+from tandem.drafting.stopwatch import Stopwatch
+from tandem.request import Request
+from tandem.scheduler import Decode
+
+PROBE = 2  # tokens of a draft that is not expected to pay
+
+
+class Drafter:
+    """Asks the one method that guesses with a model.
+
+    What the target computes is shown to it when it is asked to draft, not before: where lookups do
+    well it costs nothing.
+    """
+
+    def __init__(
+        self,
+        proposer: Proposer,
+        place: int,
+        watch: Stopwatch,
+        shares_prefixes: bool,
+        most_requests: int,
+    ) -> None:
+        """place: among the methods, behind all lookups; shares_prefixes, most_requests: as in
+        `HeldStates`."""
+        self.proposer = proposer
+        self.place = place
+        self.watch = watch
+        self.held: HeldStates | None = None  # where the model looks at tokens alone
+        if proposer.taps is not None:
+            self.held = HeldStates(proposer, shares_prefixes, most_requests)
+
+    def unread(self, request: Request) -> int:
+        """Tokens that the model has to read before it can draft."""
+        unread = request.computed - request.draft_computed
+        return unread if self.held is None else max(self.held.rows(request), unread)
+
+    def draft(self, agenda: Agenda, parts: list[Part], alone: bool, now: int) -> Draft:
+        """What is planned; where the model drafts, its draft takes the part's place. alone: as in
+        `Proposer.propose`; now: this round."""
+        return self._draft(agenda, agenda.asked, agenda.worth, parts, alone, now)
+
+    def probe(self, agenda: Agenda, parts: list[Part], alone: bool, now: int) -> Draft:
+        """Tries the model, which is not expected to pay, for the request that loses least by it."""
+        able = self.able(agenda.decodes, agenda.requests)
+        waived = {place: _waived(agenda, place) for place in able}
+        place = min(able, key=lambda one: (waived[one], self.unread(agenda.decodes[one].request)))
+        asked = [0] * len(parts)
+        asked[place] = min(PROBE, agenda.decodes[place].lookahead)
+        began = self.watch.clock()
+        draft = self._draft(agenda, asked, 0.0, parts, alone, now)
+        self._charge(len(parts), self._seconds(began, draft) + waived[place])
+        return draft
+
+    def able(self, decodes: Sequence[Decode], requests: Sequence[Known]) -> list[int]:
+        """For whom the model may draft."""
+        return [
+            place
+            for place, (decode, known) in enumerate(zip(decodes, requests, strict=True))
+            if decode.lookahead and known.only in (None, self.place)
+        ]
+
+    def observe(self, request: Request, known: Known, drafted: int, verdict: Verdict) -> None:
+        """What became of what it has drafted."""
+        known.drafts += 1
+        self.proposer.observe(request, drafted, verdict)
+
+    def absorb(self, computed: Sequence[Computed], features: Tensor) -> None:
+        """As in `Proposer`."""
+        assert self.held is not None
+        self.held.add(computed, features)
+
+    def _draft(
+        self,
+        agenda: Agenda,
+        asked: Sequence[int],
+        worth: float,
+        parts: list[Part],
+        alone: bool,
+        now: int,
+    ) -> Draft:
+        mine = [place for place, length in enumerate(asked) if length]
+        if self.proposer.confidence is not None:
+            self.proposer.confidence.open_from(worth)
+        began = self.watch.clock()
+        read = self._catch_up(agenda, mine, now)
+        found = self.proposer.propose(
+            [Decode(decode.request, n) for decode, n in zip(agenda.decodes, asked, strict=True)],
+            alone,
+        )
+        took = self._seconds(began, found)
+        drawn = _drawn(agenda, asked, mine, found)
+        share = tokens_share(len(mine))
+        levels = (1 - share) * max(drawn) + share * sum(drawn) / len(mine)
+        self.watch.drafted(len(mine), levels, took, read)
+        for place in mine if self.place else ():
+            known = agenda.requests[place]
+            if found.tokens[place] or known.sure:  # or it still reads the text
+                parts[place], known.taken = part_of(found, place), self.place
+        return found
+
+    def _catch_up(self, agenda: Agenda, places: Sequence[int], now: int) -> int:
+        """Has the model read what was held back of these; how many tokens it has to read."""
+        read, requests = 0, [agenda.decodes[place].request for place in places]
+        for place, request in zip(places, requests, strict=True):
+            rows = self.unread(request)
+            read += rows
+            if rows > READ_ALONG:  # that it need not read them again changes its outlook
+                agenda.requests[place].until = now
+        if self.held is not None:
+            self.held.show(requests)
+        return read
+
+    def _seconds(self, began: float, draft: Draft) -> float:
+        """That drafting took."""
+        return draft.verified.drafting if draft.verified else self.watch.clock() - began
+
+    def _charge(self, batch: int, seconds: float) -> None:
+        """What a probe took and lost, and what its rows add to the pass of the batch."""
+        passes = self.watch.costs.passes(batch + PROBE)
+        self.watch.costs.explored(seconds + passes[batch + PROBE] - passes[batch])
+
+
+def _waived(agenda: Agenda, place: int) -> float:
+    """Seconds that what is planned for the request should save."""
+    length = agenda.plan.lengths[place]
+    return sum(agenda.choices[place].option.gains[:length]) / agenda.plan.rate
+
+
+def _drawn(agenda: Agenda, asked: Sequence[int], mine: Sequence[int], found: Draft) -> list[int]:
+    """Levels of each draft: where one ended by itself, that at which it did counts too. What they
+    were sure of is noted."""
+    if found.sure is None:
+        return [asked[place] for place in mine]
+    drawn = []
+    for place in mine:
+        known, sure = agenda.requests[place], found.sure[place]
+        known.asked, known.sure = asked[place], sure
+        drawn.append(len(sure) or asked[place])
+    return drawn
