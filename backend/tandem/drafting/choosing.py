@@ -160,20 +160,21 @@ class Chooser:
             return with_finds(known, seconds, drafts, options, SLACK, besides)
         return best_lengths(seconds, drafts, options, SLACK, besides, MARGIN)
 
-    def worth(self, plan: Plan, choices: Sequence[Choice], load: Load) -> float:
+    def worth(self, rate: float, asked: Sequence[int], load: Load) -> float:
         """Chance of being kept, from which a token that the model drafts pays for its row of the
-        pass and its level of the draft."""
-        lengths = [
-            n for n, one in zip(plan.lengths, choices, strict=True) if one.option.by_model and n
-        ]
+        pass and its level of the draft. rate: tokens a second of the step; asked: of the model, for
+        each request."""
+        lengths = [length for length in asked if length]
         if not lengths:
             return 0.0
-        batch, drafted, deepest = len(choices), sum(plan.lengths), max(lengths)
-        seconds = self._costs.rounds(load, batch + drafted)
-        drafts = self._costs.drafts(len(lengths), max(2, deepest))
-        a_level = (drafts[max(2, deepest)] - drafts[1]) / (max(2, deepest) - 1)
-        a_row = (seconds[batch + drafted] - seconds[batch]) / drafted
-        return plan.rate * (a_row + a_level / len(lengths))
+        batch, rows, levels = load.requests, sum(lengths), max(2, *lengths)
+        seconds, drafts = (
+            self._costs.rounds(load, batch + rows),
+            self._costs.drafts(len(lengths), levels),
+        )
+        a_row = (seconds[batch + rows] - seconds[batch]) / rows
+        a_level = (drafts[levels] - drafts[1]) / (levels - 1)
+        return rate * (a_row + a_level / len(lengths))
 
     def _learn(self) -> None:
         """From what was judged since the last time: seldom, for behind a pass each line is slow."""

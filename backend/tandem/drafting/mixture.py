@@ -200,7 +200,7 @@ class MixtureProposer(Proposer):
             plan,
             asked,
             self._further,
-            self._chooser.worth(plan, choices, load) if any(asked) else 0.0,
+            self._chooser.worth(plan.rate, asked, load),
             promised,
             probing,
             idle,
