@@ -43,7 +43,7 @@ class Recipe(NamedTuple):
     divided by temperature: below 1, its likeliest token counts for more.
     """
 
-    layers: int = 2
+    layers: int = 1
     budget_s: float = 600.0
     corpus_share: float = 0.25
     temperature: float = 0.7

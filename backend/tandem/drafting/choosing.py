@@ -19,7 +19,7 @@ from tandem.drafting.lengths import (
     outlook,
     with_finds,
 )
-from tandem.drafting.remembered import PLANNED_FOR, Choice, Judged, Known, alike
+from tandem.drafting.remembered import PLANNED_FOR, Choice, Further, Judged, Known, alike
 from tandem.request import Request
 from tandem.scheduler import Decode
 
@@ -107,13 +107,25 @@ class Chooser:
             if key not in known.outlooks:
                 known.outlooks[key] = self._outlook(place, decode.request, known, count)
             gains, lengths, rates = known.outlooks[key]
-            count = min(count, decode.lookahead)
+            count = min(self._planned(place, decode.lookahead), len(gains), count)
             least = 1.0 if method.is_lookup else MARGIN
             if best is None or rates[count] > least * best.rate:
                 option = Option(gains[:count], not method.is_lookup)
                 best = Choice(place, option, lengths[count], rates[count])
         assert best is not None
         return best
+
+    def _planned(self, place: int, room: int) -> int:
+        """Tokens that are drafted where there is room for so many."""
+        confidence = self._methods[place].proposer.confidence
+        if confidence is None or not room:
+            return room
+        return max(1, round(confidence.drafted * room))
+
+    def further(self, longest: int) -> Further:
+        """What a model is asked for: all that it would draft, were it sure enough."""
+        confidence = self._methods[-1].proposer.confidence
+        return Further(1.0 if confidence is None else 1 / confidence.drafted, longest)
 
     def _outlook(self, place: int, request: Request, known: Known, count: int) -> Outlook:
         """What a draft of about `count` tokens should be worth."""
@@ -136,6 +148,9 @@ class Chooser:
         gains = self._gains[place].expected(known.gains[place], count)
         if self._methods[place].is_lookup:
             return outlook(seconds, batch, gains, slack=SLACK)
+        confidence = self._methods[place].proposer.confidence
+        if confidence is not None:
+            gains = confidence.squeezed(gains)
         drafts = costs.drafts(batch, len(gains))
         besides, each = costs.between.besides(batch), reading / self._to_write(request)
         found = outlook(seconds, batch, gains, drafts, besides, margin=MARGIN, reading=each)
@@ -195,12 +210,14 @@ class Chooser:
 
     def _beyond(self, one: Judged) -> list[float]:
         """Chances of tokens that a draft which has ended by itself was asked for too; how sure it
-        was of others is learnt from."""
-        confidence = self._methods[-1].proposer.confidence
-        if confidence is None:
+        was of others, and what its end has cost, is learnt from."""
+        confidence, kept = self._methods[-1].proposer.confidence, len(one.verdict.path)
+        if confidence is None or not one.sure:
             return []
-        confidence.learn(one.noise, one.sure, one.drafted, len(one.verdict.path))
-        if len(one.sure) <= one.drafted:
-            return []
-        chance = confidence.chance(one.noise, one.sure[-1])
-        return [chance * PRIOR**more for more in range(one.asked - one.drafted)]
+        confidence.learn(one.noise, one.sure, one.drafted, kept)
+        beyond = []
+        if len(one.sure) > one.drafted:
+            chance = confidence.chance(one.noise, one.sure[-1])
+            beyond = [chance * PRIOR**more for more in range(one.asked - one.drafted)]
+        confidence.ended(one.asked, one.drafted, kept, sum(beyond) * (kept == one.drafted))
+        return beyond

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 from tandem.cpu.structures import SHARES
 from tandem.verification.judging import KINDS, Gate
@@ -17,6 +18,9 @@ from tandem.verification.judging import KINDS, Gate
 BELIEVED = 8.0  # tokens, that what is believed of a share beforehand counts for
 REMEMBERED = 1000.0  # tokens of a share, that what is known of it counts for at most
 SURE, UNSURE = 0.98, 0.3  # chances that are believed: at most, and at a share of nothing
+DRAFTED, KEPT = 0.6, 0.9  # shares that are believed of drafts that may end, ...
+DRAFTS = 100.0  # ... which count for so many tokens
+OF_LATE = 0.995  # what earlier drafts count for after a new one
 
 
 class Confidence:
@@ -29,6 +33,10 @@ class Confidence:
         self._seen = [BELIEVED] * len(self._kept)
         self.gate: Gate | None = None
         """Of the round under way; None: chains have their lengths."""
+        self._asked, self._drafted = DRAFTS, DRAFTED * DRAFTS
+        self._whole, self._short = DRAFTS, KEPT * DRAFTS
+        """Tokens, of late: asked for and drafted; that would have been kept had no draft ended, and
+        that were."""
 
     def open_from(self, least: float) -> None:
         """Chains go on where all of them is kept with at least this chance; 0: always."""
@@ -45,6 +53,35 @@ class Confidence:
             self._seen[place] = min(REMEMBERED, self._seen[place] + 1)
             self._kept[place] += ((at < kept) - self._kept[place]) / self._seen[place]
 
+    def ended(self, asked: int, drafted: int, kept: int, beyond: float) -> None:
+        """A draft that was asked for so many tokens had so many, of which so many were kept; of
+        the others this number would have been."""
+        self._asked = OF_LATE * self._asked + asked
+        self._drafted = OF_LATE * self._drafted + drafted
+        self._whole = OF_LATE * self._whole + kept + beyond
+        self._short = OF_LATE * self._short + kept
+
+    @property
+    def drafted(self) -> float:
+        """Of the tokens that drafts are asked for, the share that they have."""
+        return self._drafted / self._asked
+
+    def squeezed(self, gains: Sequence[float]) -> list[float]:
+        """Gains of tokens of drafts that do not end early, as those of the fewer that are drafted,
+        none less than the next."""
+        count = max(1, round(self.drafted * len(gains)))
+        sums = [0.0, *accumulate(gains)]
+        step = len(gains) / count
+        kept = self._short / self._whole
+        whole = [kept * _between(sums, place * step) for place in range(count + 1)]
+        return [after - before for before, after in pairwise(whole)]
+
     @staticmethod
     def _place(noise: int, share: float) -> int:
         return noise * SHARES + min(int(share * SHARES), SHARES - 1)
+
+
+def _between(values: Sequence[float], place: float) -> float:
+    """The value at a place that need not be whole."""
+    first = min(int(place), len(values) - 2)
+    return values[first] + (place - first) * (values[first + 1] - values[first])

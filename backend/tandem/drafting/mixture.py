@@ -32,7 +32,6 @@ from tandem.drafting.remembered import (
     PLANNED_FOR,
     Agenda,
     Choice,
-    Further,
     Judged,
     Known,
     Plans,
@@ -44,7 +43,6 @@ from tandem.scheduler import Decode
 from tandem.verification.sampler import noise_of
 
 NO_DRAFT = Draft([])
-FURTHER = 2  # times the planned length, that a draft may have that ends by itself
 
 
 def _load_of(decodes: Sequence[Decode]) -> Load:
@@ -72,14 +70,11 @@ class MixtureProposer(Proposer):
         self._methods = [*self.lookups, *([self.model] if self.model else [])]
         self.watch = Stopwatch(costs, clock)
         self._drafter = None
-        stops = False
         if self.model is not None:
             proposer, place = self.model.proposer, len(self.lookups)
             self._drafter = Drafter(proposer, place, self.watch, shares_prefixes, most_requests)
-            stops = proposer.confidence is not None
         unread = self._drafter.unread if self._drafter else lambda request: 0
         self._chooser = Chooser(self._methods, longest, costs, unread)
-        self._further = Further(FURTHER if stops else 1, longest)
         self._rests = Rests()
         self._naps = Naps()
         self._pauses = Pauses()
@@ -180,13 +175,13 @@ class MixtureProposer(Proposer):
             for decode, known in zip(decodes, requests, strict=True)
         ]
         plan = self._plan(choices, load)
-        asked = []
+        asked, further = list[int](), self._chooser.further(self.longest)
         for known, choice, length, decode in zip(
             requests, choices, plan.lengths, decodes, strict=True
         ):
             known.taken = choice.place
             by_model = choice.option.by_model
-            asked.append(self._further.of(length, decode.lookahead) if by_model else 0)
+            asked.append(further.of(length, decode.lookahead) if by_model else 0)
         batch = len(decodes)
         promised = plan.rate * self.costs.rounds(load, batch)[batch] / batch
         probing = not any(asked) and self._may_probe(decodes, requests)
@@ -199,7 +194,7 @@ class MixtureProposer(Proposer):
             choices,
             plan,
             asked,
-            self._further,
+            further,
             self._chooser.worth(plan.rate, asked, load),
             promised,
             probing,

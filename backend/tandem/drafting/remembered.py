@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 from typing import NamedTuple
 
 from tandem.drafting import Draft, Verdict
@@ -126,13 +127,13 @@ class Further(NamedTuple):
     """How much further than planned a draft may go, where it ends by itself before tokens that do
     not pay."""
 
-    times: int
+    times: float
     longest: int
     """Most tokens of a draft."""
 
     def of(self, length: int, room: int) -> int:
         """Of a draft for which so many tokens are planned."""
-        return min(self.times * length, self.longest, room)
+        return min(ceil(self.times * length), self.longest, room)
 
 
 class Agenda(NamedTuple):
