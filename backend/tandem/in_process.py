@@ -22,7 +22,10 @@ PROGRESS_FROM = 8  # prompts in one call from which on a bar is shown
 
 
 class Engine(NativeEngine):
-    """Completes prompts; to be shut down, or used in a `with`."""
+    """Completes prompts; to be shut down, or used in a `with`.
+
+    Its ranks end with the thread that made it, should that end without doing so.
+    """
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
