@@ -70,8 +70,9 @@ class EngineService:
         python: str | None = None,
         on_report: Callable[[Report], None] = lambda report: None,
     ) -> None:
-        """Returns when the engine is ready, which ends with the thread that called. `python`: the interpreter that runs it; `on_report` is
-        called with what was counted and timed, from any thread, and must not block.
+        """Returns when the engine is ready; it ends with the thread that called. `python`: the
+        interpreter that runs it; `on_report` is called with what was counted and timed, from any
+        thread, and must not block.
 
         Raises `ConfigError` with the reason if it cannot be built.
         """
