@@ -1,9 +1,14 @@
 """What a draft's probabilities say of whether it is right."""
 
 import random
+import shutil
+from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
+from tandem import SamplingParams
 from tandem.drafting.confidence import Confidence
 from tandem.drafting.gains import Gains
 from tandem.verification.judging import GREEDY, KEYED, RANDOM
@@ -74,6 +79,20 @@ def test_gains_are_those_of_drafts_that_do_not_end():
         beyond = [0.3 * 0.6**more for more in range(4 - ends)]
         cut.learn({}, 4, ends, range(1, found + 1), beyond)
     assert cut.expected({}, 4) == pytest.approx(whole.expected({}, 4), abs=0.04)
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0}, {"seed": 1}, {}], ids=str)
+def test_a_draft_that_is_broken_is_sure_of_nothing(engine, target, tmp_path, params):
+    """It gives no numbers."""
+    folder = Path(shutil.copytree(target, tmp_path / "broken"))
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][:] = torch.nan
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    one = engine(draft_model=folder)
+    one.proposer.confidence.open_from(0.9)
+    (output,) = one.generate([[1, 2, 3]], SamplingParams(max_tokens=20, **params))
+    assert len(output.token_ids) == 20
+    one.check_integrity()
 
 
 @pytest.mark.parametrize("batch", [1, 8])

@@ -281,7 +281,7 @@ def test_chains_that_end_where_the_draft_is_unsure_follow_it(method, least, case
 
 
 def test_a_kernel_that_ends_chains_by_what_was_drawn_is_found_out(models, tmp_path):
-    fair = "gate.opens(1 / whole)) return kNoToken;"
-    drawn = "draws.weights[find_by_sum(draws, uniform(key, 1) * whole)] / whole"
-    with bent(tmp_path / "cpu", "chains.h", fair, fair.replace("1 / whole", drawn)):
+    fair = "gate.opens(whole)) return kNoToken;"
+    drawn = "whole / draws.weights[find_by_sum(draws, uniform(key, 1) * whole)]"
+    with bent(tmp_path / "cpu", "chains.h", fair, fair.replace("whole", drawn, 1)):
         assert p_value(models, "good draft", {}, least=0.6) < REFUSE_BELOW

@@ -36,10 +36,13 @@ PARAMS = st.fixed_dictionaries(
 )
 
 
-@pytest.fixture(scope="module")
-def small(target, good_draft) -> Engine:
+@pytest.fixture(scope="module", params=[0.0, 0.5], ids="least={}".format)
+def small(request, target, good_draft) -> Engine:
+    """Whose drafts end, or not, where they are not sure."""
     config = ENGINE_DEFAULTS | {"draft_model": good_draft, "max_model_len": 40}
-    return Engine(EngineConfig(model=target, **config))
+    one = Engine(EngineConfig(model=target, **config))
+    one.proposer.confidence.open_from(request.param)
+    return one
 
 
 def ends(one: Engine, params: list[SamplingParams]) -> None:

@@ -53,15 +53,16 @@ struct Gate {
   const float* kept;  // of the chain's noise
   float *sure, *reach;
 
-  // The likeliest token has this share.
-  bool opens(double share) {
-    *sure = float(share);
-    *reach *= kept[std::min(int(share * kShares), kShares - 1)];
+  // The weights have this sum, the likeliest token's being 1; none or no number where logits are not
+  // finite, and then it is sure of nothing.
+  bool opens(double whole) {
+    *sure = whole > 0.5 ? std::min(1.0f, float(1 / whole)) : 0;
+    *reach *= kept[std::min(int(*sure * kShares), kShares - 1)];
     return *reach >= least;
   }
   // The same of a row of scores.
   bool opens_for(const float* scores, int vocabulary, Draws& draws) {
-    return !least || !weigh(scores, vocabulary, draws.weights) || opens(1 / sum_blocks(draws));
+    return !least || !weigh(scores, vocabulary, draws.weights) || opens(sum_blocks(draws));
   }
 };
 
@@ -92,7 +93,7 @@ int64_t draw_chained(const Chains& chains, const Chain& chain, const float* logi
     return named(0);
   }
   const double whole = sum_blocks(draws);
-  if (gate.least && !gate.opens(1 / whole)) return kNoToken;
+  if (gate.least && !gate.opens(whole)) return kNoToken;
   spread_shares(draws.weights, whole, chains, ids, q);
   return named(find_by_sum(draws, uniform(key, 1) * whole));
 }
