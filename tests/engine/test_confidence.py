@@ -64,6 +64,26 @@ def test_chains_have_their_lengths_unless_something_is_asked_of_them():
     assert confidence.gate is None
 
 
+def test_fewer_tokens_that_are_drafted_have_what_is_kept_of_all():
+    """A third of those that were asked for, and of what would have been kept nine tenths."""
+    confidence, gains = Confidence(), [0.9, 0.7, 0.5, 0.4, 0.3, 0.2]
+    for _ in range(2000):
+        confidence.ended(6, 2, 9, 1.0)
+    found = confidence.squeezed(gains)
+    assert len(found) == 2
+    assert found == sorted(found, reverse=True)
+    assert sum(found) == pytest.approx(0.9 * sum(gains), rel=0.01)
+    assert found[0] == pytest.approx(0.9 * sum(gains[:3]), rel=0.01)
+
+
+def test_drafts_that_never_begin_are_some_share_still():
+    confidence = Confidence()
+    for _ in range(200_000):
+        confidence.ended(8, 0, 0, 0.0)
+    assert 0 < confidence.drafted < 0.05
+    assert len(confidence.squeezed([0.5] * 8)) == 1
+
+
 def test_gains_are_those_of_drafts_that_do_not_end():
     """Of four tokens a place, each right by a chance that is known before; a draft ends where it is
     too small."""

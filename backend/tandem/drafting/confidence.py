@@ -19,7 +19,7 @@ BELIEVED = 8.0  # tokens, that what is believed of a share beforehand counts for
 REMEMBERED = 1000.0  # tokens of a share, that what is known of it counts for at most
 SURE, UNSURE = 0.98, 0.3  # chances that are believed: at most, and at a share of nothing
 DRAFTED, KEPT = 0.6, 0.9  # shares that are believed of drafts that may end, ...
-DRAFTS = 100.0  # ... which count for so many tokens
+BEFOREHAND = 30.0  # ... which count for so many tokens
 OF_LATE = 0.995  # what earlier drafts count for after a new one
 
 
@@ -33,8 +33,7 @@ class Confidence:
         self._seen = [BELIEVED] * len(self._kept)
         self.gate: Gate | None = None
         """Of the round under way; None: chains have their lengths."""
-        self._asked, self._drafted = DRAFTS, DRAFTED * DRAFTS
-        self._whole, self._short = DRAFTS, KEPT * DRAFTS
+        self._asked = self._drafted = self._whole = self._short = 0.0
         """Tokens, of late: asked for and drafted; that would have been kept had no draft ended, and
         that were."""
 
@@ -64,7 +63,7 @@ class Confidence:
     @property
     def drafted(self) -> float:
         """Of the tokens that drafts are asked for, the share that they have."""
-        return self._drafted / self._asked
+        return (self._drafted + DRAFTED * BEFOREHAND) / (self._asked + BEFOREHAND)
 
     def squeezed(self, gains: Sequence[float]) -> list[float]:
         """Gains of tokens of drafts that do not end early, as those of the fewer that are drafted,
@@ -72,7 +71,7 @@ class Confidence:
         count = max(1, round(self.drafted * len(gains)))
         sums = [0.0, *accumulate(gains)]
         step = len(gains) / count
-        kept = self._short / self._whole
+        kept = (self._short + KEPT * BEFOREHAND) / (self._whole + BEFOREHAND)
         whole = [kept * _between(sums, place * step) for place in range(count + 1)]
         return [after - before for before, after in pairwise(whole)]
 
