@@ -162,6 +162,20 @@ def test_beside_a_request_that_bans_tokens_all_are_asked_level_by_level(watched,
     assert all(output.stats.drafted for output in outputs)
 
 
+def test_level_by_level_chains_have_what_is_planned(watched):
+    """They do not end by themselves, and are asked for as much as those that do."""
+    one, watch = watched("draft_model")
+    drafted = {}
+    for least in (0.0, 0.01):
+        one.proposer.confidence.open_from(least)
+        banning = SamplingParams(temperature=0, max_tokens=40, bad_words=["."])
+        (output,) = one.generate([[1, 2, 3]], banning)
+        drafted[least] = output.stats.drafted / output.stats.rounds
+    assert not watch.rounds
+    planned = one.proposer.confidence.planned(K)
+    assert drafted[0.01] <= planned < K - 1 < drafted[0.0]
+
+
 def test_a_least_length_bans_nothing_where_no_token_ends_the_text(watched):
     one, watch = watched("draft_model")
     one.generate([[1, 2, 3]], [SamplingParams(temperature=0, max_tokens=30, min_tokens=30)])

@@ -94,6 +94,10 @@ class ChainProposer(Proposer):
         return True
 
     def _by_levels(self, logits: Tensor, chains: Sequence[Chain], q: Tensor | None) -> None:
+        """None ends early, so that each has what one that may would have on average."""
+        if self.confidence is not None and self.confidence.gate is not None:
+            for chain in chains:
+                chain.lookahead = self.confidence.planned(chain.lookahead)
         while chains:
             self._append(logits, chains, q)
             chains = [chain for chain in chains if len(chain.tokens) < chain.lookahead]

@@ -118,9 +118,7 @@ class Chooser:
     def _planned(self, place: int, room: int) -> int:
         """Tokens that are drafted where there is room for so many."""
         confidence = self._methods[place].proposer.confidence
-        if confidence is None or not room:
-            return room
-        return max(1, round(confidence.drafted * room))
+        return room if confidence is None or not room else confidence.planned(room)
 
     def further(self, longest: int) -> Further:
         """What a model is asked for: all that it would draft, were it sure enough."""

@@ -65,10 +65,14 @@ class Confidence:
         """Of the tokens that drafts are asked for, the share that they have."""
         return (self._drafted + DRAFTED * BEFOREHAND) / (self._asked + BEFOREHAND)
 
+    def planned(self, asked: int) -> int:
+        """Tokens that a draft which is asked for so many, at least one, should have."""
+        return max(1, round(self.drafted * asked))
+
     def squeezed(self, gains: Sequence[float]) -> list[float]:
         """Gains of tokens of drafts that do not end early, as those of the fewer that are drafted,
         none less than the next."""
-        count = max(1, round(self.drafted * len(gains)))
+        count = self.planned(len(gains))
         sums = [0.0, *accumulate(gains)]
         step = len(gains) / count
         kept = (self._short + KEPT * BEFOREHAND) / (self._whole + BEFOREHAND)

@@ -149,5 +149,5 @@ def _drawn(agenda: Agenda, asked: Sequence[int], mine: Sequence[int], found: Dra
     for place in mine:
         known, sure = agenda.requests[place], found.sure[place]
         known.asked, known.sure = asked[place], sure
-        drawn.append(len(sure) or asked[place])
+        drawn.append(len(sure) or len(found.tokens[place]) or asked[place])
     return drawn
