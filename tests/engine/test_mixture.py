@@ -11,7 +11,7 @@ from tandem import SamplingParams
 from tandem.drafting import Computed, Draft, NoProposer, Verdict, Verified
 from tandem.drafting.choosing import Method
 from tandem.drafting.gains import Gains
-from tandem.drafting.held import MOST_ROWS, HeldStates
+from tandem.drafting.held import MOST_ROWS, MOST_UNSHARED, HeldStates
 from tandem.drafting.lengths import tokens_share
 from tandem.drafting.mixture import MixtureProposer
 from tandem.drafting.parts import Part
@@ -359,6 +359,13 @@ def test_held_states_are_shown_in_order_when_asked_for_or_too_many():
     assert held.rows(other) == 0
     (_, start, values) = reader.shown[-1]
     assert (start, len(values)) == (3, MOST_ROWS)
+
+
+@pytest.mark.parametrize(("width", "most"), [(1, MOST_UNSHARED), (1024, 512), (1 << 20, MOST_ROWS)])
+def test_wide_states_of_many_requests_are_held_for_fewer_rows(width, most):
+    """So that all of them together fit the memory that is left."""
+    held = HeldStates(Reader(), shares_prefixes=False, most_requests=128)
+    assert held._most(torch.empty(0, width)) == most
 
 
 def test_of_a_finished_request_nothing_is_held():
