@@ -156,6 +156,24 @@ def test_strangers_and_threads_change_no_bit(runner):
     assert torch.equal(batch[9:12], alone)
 
 
+@pytest.mark.parametrize("rows", [[], [9], [0, 1, 5, 6, 9, 12, 13], [44, 45, 11, 4, 3, 3]], ids=str)
+def test_rows_that_nobody_asks_for_change_no_bit(runner, rows):
+    """They end at their keys and values in the last layer, unless their hidden states are wanted."""
+    read(runner)
+    tree, chain = Query(BLOCKS, len(TEXT), len(TREE), TREE), Query([3, 6, 10], 0, 36)
+    tokens, queries = [*NODES, *TEXT[:36]], [tree, chain]
+    found = []
+    for taps in (None, (0, 2), (len(runner.model.layers),), ()):
+        runner.cache.data[:, -64:] = 0
+        passed = runner.forward(tokens, queries, rows, taps)
+        found.append((passed.logits.clone(), passed.best, runner.cache.data.clone()))
+    whole = logits_of(runner, tokens, queries)
+    for logits, best, cache in found:
+        assert torch.equal(logits, whole[rows])
+        assert best == whole[rows].numpy().argmax(-1).tolist()
+        assert torch.equal(cache, found[0][2])
+
+
 def test_memory_is_zero_whatever_pages_the_system_has(monkeypatch):
     class Plain(mmap.mmap):
         def madvise(self, *arguments):

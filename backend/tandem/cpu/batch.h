@@ -21,6 +21,11 @@ struct Task {
   int32_t head, heads;         // KV heads
 };
 
+// Rows of a query, one behind the other.
+struct Span {
+  int32_t query, first, rows;  // `first` counts from the query's first row
+};
+
 struct Run {
   std::vector<int32_t> position, slot;     // [rows]
   std::vector<std::vector<int32_t>> slots;  // [queries] [start + stored + length] of the text
@@ -29,6 +34,8 @@ struct Run {
   std::vector<std::vector<int32_t>> depth;  // [queries] [stored + length] of each node
   std::vector<std::vector<int32_t>> path;   // [rows] nodes from the root to each row's; of a tree
   std::vector<Task> tasks;
+  bool picks = false;           // whether nothing but the picked rows goes through the last layer, ...
+  std::vector<Task> last_tasks;  // ... and its attention's tasks then
   int scores = 0, heads = 0, queries = 0, sums = 0;  // most that a task needs
 };
 
@@ -42,6 +49,7 @@ inline size_t room_for_parts(int rows, int columns, int threads) {
 struct Space {
   Team team;
   std::vector<float> x, normed, wide, fused, pair, qkv, mixed, gates, inner, delta, scores, sums;
+  std::vector<float> picked_x, picked_mixed;  // of the picked rows, where others end before
   std::vector<float> logits;  // of passes whose tokens are drawn at once
   std::vector<Draws> draws;   // [threads]
   std::vector<uint16_t> parts, queries;  // of what is multiplied
@@ -63,6 +71,10 @@ struct Space {
     grow(gates, rows * 2 * model.inner);
     grow(inner, rows * model.inner);
     grow(delta, rows * model.hidden);
+    if (run.picks) {
+      grow(picked_x, size_t(step.picked) * model.hidden);
+      grow(picked_mixed, size_t(step.picked) * model.heads * size);
+    }
     grow(parts, room_for_parts(int(rows), widest(model), model.threads));
     grow(scores, size_t(run.scores) * model.threads);
     grow(heads, size_t(run.heads) * model.threads);
@@ -95,9 +107,33 @@ std::vector<int32_t> slots_of(const Step& step, const Query& query, int block_si
 
 inline int padded(int count) { return (count + kBlock - 1) / kBlock * kBlock; }
 
+std::vector<Span> whole_queries(const Step& step) {
+  std::vector<Span> spans;
+  for (int q = 0; q < step.queries; ++q) spans.push_back({q, 0, step.query[q].length});
+  return spans;
+}
+
+// Picked rows that follow each other in a query are a span.
+std::vector<Span> picked_spans(const Step& step, const Run& run) {
+  std::vector<Span> spans;
+  for (int i = 0; i < step.picked; ++i) {
+    const int32_t row = step.pick[i];
+    const auto next = std::upper_bound(run.first.begin(), run.first.end(), row);
+    const int32_t query = int32_t(next - run.first.begin()) - 1, own = row - run.first[query];
+    const bool follows = !spans.empty() && spans.back().query == query &&
+                         spans.back().first + spans.back().rows == own;
+    if (follows)
+      ++spans.back().rows;
+    else
+      spans.push_back({query, own, 1});
+  }
+  return spans;
+}
+
 // Attention's tasks: as many KV heads of the same rows together as leave work for all threads, for
 // their keys and values lie side by side.
-void share_out(const Model& model, const Step& step, Run& run) {
+std::vector<Task> share_out(const Model& model, const Step& step, const std::vector<Span>& spans,
+                            Run& run) {
   const int shared = model.heads / model.kv_heads;
   const auto text = [&](const Query& query) {
     return padded(query.start + query.stored + query.length);
@@ -106,24 +142,25 @@ void share_out(const Model& model, const Step& step, Run& run) {
     return int(std::clamp<int64_t>(kMostScores / (int64_t(shared) * text(query)), 1, kRows));
   };
   int chunks = 0;
-  for (int q = 0; q < step.queries; ++q) {
-    const int rows = at_once(step.query[q]);
-    chunks += (step.query[q].length + rows - 1) / rows;
+  for (const Span& span : spans) {
+    const int rows = at_once(step.query[span.query]);
+    chunks += (span.rows + rows - 1) / rows;
   }
   const auto even = [&](int heads) {
     const int tasks = chunks * (model.kv_heads / heads);
     return tasks % model.threads == 0 || tasks >= 4 * model.threads;
   };
-  for (int q = 0; q < step.queries; ++q) {
-    const Query& query = step.query[q];
+  std::vector<Task> found;
+  for (const Span& span : spans) {
+    const Query& query = step.query[span.query];
     const int line = text(query), whole = at_once(query);
-    for (int begin = 0; begin < query.length; begin += whole) {
-      const int rows = std::min(whole, query.length - begin);
+    for (int begin = 0; begin < span.rows; begin += whole) {
+      const int rows = std::min(whole, span.rows - begin);
       const int most = int(std::max<int64_t>(1, kScores / (int64_t(rows) * shared * line)));
       int heads = model.kv_heads;
       while (heads > 1 && (model.kv_heads % heads || heads > most || !even(heads))) --heads;
       for (int head = 0; head < model.kv_heads; head += heads)
-        run.tasks.push_back({q, begin, rows, head, heads});
+        found.push_back({span.query, span.first + begin, rows, head, heads});
       run.heads = std::max(run.heads, rows * shared * heads);
       run.scores = std::max(run.scores, rows * shared * heads * line);
       if (!tiles_attend(model) && !twos_attend(model)) continue;
@@ -133,6 +170,13 @@ void share_out(const Model& model, const Step& step, Run& run) {
       run.sums = std::max(run.sums, heads * sums(rows * shared, model.head_dim));
     }
   }
+  return found;
+}
+
+// Whether nothing but the picked rows is wanted of the last layer, and these are not all.
+bool picks_only(const Model& model, const Step& step) {
+  return step.picked < step.rows && !step.normed &&
+         std::find(step.tap, step.tap + step.taps, model.layers) == step.tap + step.taps;
 }
 
 Run plan(const Model& model, const Step& step) {
@@ -166,7 +210,9 @@ Run plan(const Model& model, const Step& step) {
         if (above[size_t(node) * nodes + at]) run.path[row].push_back(at);
     }
   }
-  share_out(model, step, run);
+  run.tasks = share_out(model, step, whole_queries(step), run);
+  run.picks = picks_only(model, step);
+  if (run.picks) run.last_tasks = share_out(model, step, picked_spans(step, run), run);
   return run;
 }
 

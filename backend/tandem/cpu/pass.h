@@ -78,30 +78,60 @@ void activate(Team& team, const Model& model, int rows, const float* gates, floa
   });
 }
 
-// One layer, whose input is in space.x and, normed, in space.normed; next: the scale of the norm
-// behind it. Barriers stand where all rows or all columns of what was made are needed.
+// A layer's keys and values, from space.normed, and the attention of some rows.
 template <class W>
-void run_layer(const Model& model, const Layer& layer, const float* next, const Step& step,
-               const Run& run, Space& space) {
-  const int rows = step.rows, width = (model.heads + 2 * model.kv_heads) * model.head_dim;
-  float *x = space.x.data(), *normed = space.normed.data(), *delta = space.delta.data();
-  float *qkv = space.qkv.data(), *mixed = space.mixed.data();
-  uint16_t* parts = space.parts.data();
-  Team& team = space.team;
-  multiply(team, layer.qkv, normed, rows, qkv, parts);
-  team.each(rows, [&](int row) {
+void attend_all(const Model& model, const Layer& layer, const Step& step, const Run& run,
+                const std::vector<Task>& tasks, Space& space) {
+  const int width = (model.heads + 2 * model.kv_heads) * model.head_dim;
+  float* qkv = space.qkv.data();
+  multiply(space.team, layer.qkv, space.normed.data(), step.rows, qkv, space.parts.data());
+  space.team.each(step.rows, [&](int row) {
     space.broken[row] =
         prepare<W>(model, layer, run.position[row], run.slot[row], qkv + size_t(row) * width);
   });
-  team.each_uneven(int(run.tasks.size()), [&](int task) {
-    attend<W>(model, layer, step, run, run.tasks[task], space);
+  space.team.each_uneven(int(tasks.size()), [&](int task) {
+    attend<W>(model, layer, step, run, tasks[task], space);
   });
+}
+
+// What follows attention, of so many rows of x and of what it has mixed; next: the scale of the norm
+// behind the layer, which is left in space.normed. Barriers stand where all rows or all columns of
+// what was made are needed.
+void transform(const Model& model, const Layer& layer, const float* next, int rows,
+               const float* mixed, float* x, Space& space) {
+  float *normed = space.normed.data(), *delta = space.delta.data();
+  uint16_t* parts = space.parts.data();
+  Team& team = space.team;
   multiply(team, layer.out, mixed, rows, delta, parts);
   add_and_normalize(team, model, rows, delta, layer.post_norm, x, normed);
   multiply(team, layer.gate_up, normed, rows, space.gates.data(), parts);
   activate(team, model, rows, space.gates.data(), space.inner.data());
   multiply(team, layer.down, space.inner.data(), rows, delta, parts);
   add_and_normalize(team, model, rows, delta, next, x, normed);
+}
+
+// One layer, whose input is in space.x and, normed, in space.normed.
+template <class W>
+void run_layer(const Model& model, int index, const Step& step, const Run& run, Space& space) {
+  const bool last = index + 1 == model.layers;
+  const float* next = last ? model.final_norm : model.layer[index + 1].input_norm;
+  attend_all<W>(model, model.layer[index], step, run, run.tasks, space);
+  transform(model, model.layer[index], next, step.rows, space.mixed.data(), space.x.data(), space);
+}
+
+// The last layer for the picked rows: of a prompt's others nothing but keys and values is of use.
+template <class W>
+void run_last_layer(const Model& model, const Step& step, const Run& run, Space& space) {
+  const Layer& layer = model.layer[model.layers - 1];
+  const size_t width = model.hidden, mixed = size_t(model.heads) * model.head_dim;
+  attend_all<W>(model, layer, step, run, run.last_tasks, space);
+  space.team.each(step.picked, [&](int i) {
+    const size_t row = step.pick[i];
+    std::copy_n(&space.x[row * width], width, &space.picked_x[i * width]);
+    std::copy_n(&space.mixed[row * mixed], mixed, &space.picked_mixed[i * mixed]);
+  });
+  transform(model, layer, model.final_norm, step.picked, space.picked_mixed.data(),
+            space.picked_x.data(), space);
 }
 
 void look_up(const Matrix& table, int64_t token, float* to) {
@@ -163,9 +193,8 @@ void enter_head(const Model& model, const Step& step, const Run& run, Space& spa
   });
 }
 
-// The logits of the picked rows and the best of each, and all rows after the last norm where they are
-// wanted.
-void finish(const Model& model, const Step& step, Space& space) {
+// All rows after the last norm, where they are wanted, and the picked ones side by side.
+void pick(const Model& model, const Step& step, Space& space) {
   const size_t width = model.hidden;
   if (step.normed)
     space.team.each(step.rows, [&](int row) {
@@ -174,8 +203,11 @@ void finish(const Model& model, const Step& step, Space& space) {
   space.team.each(step.picked, [&](int i) {
     std::copy_n(&space.normed[step.pick[i] * width], width, &space.delta[i * width]);
   });
-  multiply(space.team, model.head, space.delta.data(), step.picked, step.logits,
-           space.parts.data());
+}
+
+// The logits of the picked rows, which lie side by side, and the best of each.
+void finish(const Model& model, const Step& step, const float* picked, Space& space) {
+  multiply(space.team, model.head, picked, step.picked, step.logits, space.parts.data());
   if (!step.best) return;
   space.team.each(step.picked, [&](int i) {
     step.best[i] = best_of(step.logits + i * size_t(model.head.rows), model.head.rows);
@@ -192,12 +224,12 @@ void forward(const Model& model, const Step& step, Space& space, After after) {
     step.states ? enter_head(model, step, run, space) : enter(model, step, space);
     for (int index = 0; index < model.layers; ++index) {
       keep_taps(model, step, index, space);
-      const bool last = index + 1 == model.layers;
-      const float* next = last ? model.final_norm : model.layer[index + 1].input_norm;
-      run_layer<W>(model, model.layer[index], next, step, run, space);
+      run.picks && index + 1 == model.layers ? run_last_layer<W>(model, step, run, space)
+                                             : run_layer<W>(model, index, step, run, space);
     }
     keep_taps(model, step, model.layers, space);
-    finish(model, step, space);
+    if (!run.picks) pick(model, step, space);
+    finish(model, step, run.picks ? space.normed.data() : space.delta.data(), space);
     after();
   }
 }
