@@ -201,7 +201,7 @@ def test_a_draft_beside_requests_that_come_and_go_teaches_only_what_reading_take
     costs = RoundCosts({1: 1.0, 64: 1.0})
     watch = Stopwatch(costs, lambda: 0.0)
     for requests, seconds, read in ((8, 1.0, 0), (8, 1.0, 0), (8, 21.0, 200), (7, 5.0, 0)):
-        watch.drafted(requests, 2, seconds, read)
+        watch.drafted([2] * requests, seconds, read)
         watch.ended(Begun(Load(requests), "first", True, 3 * requests, 0.0), 3 * requests, 1.0)
     watch.ended(Begun(Load(7), "first", False, 7, 0.0), 7, 1.0)  # for which nothing is drafted
     watch.learn()

@@ -158,7 +158,7 @@ def test_strangers_and_threads_change_no_bit(runner):
 
 @pytest.mark.parametrize("rows", [[], [9], [0, 1, 5, 6, 9, 12, 13], [44, 45, 11, 4, 3, 3]], ids=str)
 def test_rows_that_nobody_asks_for_change_no_bit(runner, rows):
-    """They end at their keys and values in the last layer, unless their hidden states are wanted."""
+    """They end at the last layer's keys and values, unless their hidden states are wanted."""
     read(runner)
     tree, chain = Query(BLOCKS, len(TEXT), len(TREE), TREE), Query([3, 6, 10], 0, 36)
     tokens, queries = [*NODES, *TEXT[:36]], [tree, chain]

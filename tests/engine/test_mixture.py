@@ -267,12 +267,14 @@ def rested(world, mixture, model, rounds):
 def test_a_draft_that_few_follow_far_is_timed_as_a_shorter_one():
     world, timed = World(), []
     mixture = of_a_model(world, Guess(world, 0.9, level_s=0.1))
-    mixture.watch.drafted = lambda requests, levels, seconds, read: timed.append(levels)
+    mixture.costs.observe_draft = lambda requests, levels, *others: timed.append((requests, levels))
     rooms = [4] + [1] * 3
     draft = mixture.propose([Decode(make_request([1, 2]), room) for room in rooms])
     lengths, share = [len(tokens) for tokens in draft.tokens], tokens_share(4)
     assert max(lengths) > 1 == min(lengths)
-    assert timed == [pytest.approx((1 - share) * max(lengths) + share * sum(lengths) / 4)]
+    mixture.passed(4 + sum(lengths), 1.0)
+    mixture.watch.learn()
+    assert timed == [(4, pytest.approx((1 - share) * max(lengths) + share * sum(lengths) / 4))]
 
 
 def test_all_of_a_batch_bear_what_their_model_has_to_read():

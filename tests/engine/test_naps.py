@@ -3,10 +3,14 @@
 import pytest
 
 from tandem.drafting.between import NOBODY
-from tandem.drafting.resting import AWAKE, NAP, Naps
+from tandem.drafting.resting import AWAKE, LONGEST_NAP, NAP, Naps
 from tandem.scheduler import Decode
 from tests.engine.builders import make_request
 from tests.engine.policy_world import LONGEST, Guess, World, of_a_model
+
+
+def decodes_of(requests):
+    return [Decode(request, LONGEST) for request in requests]
 
 
 @pytest.fixture
@@ -34,21 +38,35 @@ def idle(world, mixture, requests):
         world.run(mixture, 1, LONGEST, 1, requests)
 
 
+def turn(naps):
+    """Rounds that are timed, with whether each follows another, and then those that are not."""
+    awake, asleep = [], 0
+    while not naps.due():
+        awake.append(naps.woke())
+    while naps.due():
+        asleep += 1
+    return awake, 1 + asleep
+
+
 def test_the_turn_of_rounds():
     naps = Naps()
-    turns = []
-    for _ in range(2 * (AWAKE + NAP)):
-        due = naps.due()
-        turns.append((due, None if due else naps.woke()))
-    asleep = [(True, None)] * NAP
-    assert (
-        turns
-        == [(False, True)] * AWAKE
-        + asleep
-        + [(False, False)]
-        + [(False, True)] * (AWAKE - 1)
-        + asleep
-    )
+    assert turn(naps) == ([True] * AWAKE, NAP)
+    naps.woke()
+    again = [True] * (AWAKE - 1)
+    assert [turn(naps), naps.woke()] == [(again, 2 * NAP), False]
+    assert [turn(naps), naps.woke()] == [(again, LONGEST_NAP), False]
+    assert turn(naps) == (again, LONGEST_NAP)
+
+
+def test_naps_that_are_broken_off_become_short_again():
+    naps = Naps()
+    for _ in range(2):
+        turn(naps)
+        naps.woke()
+    while not naps.due():
+        naps.woke()
+    assert not naps.woke()  # it was long, but something has changed
+    assert turn(naps) == ([True] * (AWAKE - 1), NAP)
 
 
 def test_most_rounds_without_drafts_are_not_timed(world, mixture):
@@ -56,7 +74,7 @@ def test_most_rounds_without_drafts_are_not_timed(world, mixture):
     idle(world, mixture, requests)
     mixture.timed = 0
     world.run(mixture, 4, LONGEST, 400, requests)
-    assert 400 * AWAKE / (AWAKE + NAP) <= mixture.timed <= 200
+    assert 400 * AWAKE / (AWAKE + LONGEST_NAP) <= mixture.timed <= 100
 
 
 def test_what_they_take_is_known_all_the_same(world, mixture):
@@ -69,11 +87,48 @@ def test_what_they_take_is_known_all_the_same(world, mixture):
     assert mixture.costs._elapsed == pytest.approx(400 * world.pass_s(4), rel=0.1)
 
 
+def test_most_rounds_of_the_same_drafts_are_not_timed_and_what_they_take_is_known(world):
+    mixture = of_a_model(world, Guess(world, 0.8, level_s=0.1))
+    requests = [make_request([1, 2]) for _ in range(4)]
+    world.run(mixture, 4, LONGEST, 40, requests)
+    timed, ended = [], mixture.watch.ended
+    mixture.watch.ended = lambda *one: timed.append(one) or ended(*one)
+    world.run(mixture, 4, LONGEST, 400, requests)
+    drafted = [one for one, *_ in timed if one.by_model]
+    assert 40 <= len(drafted) <= 160
+    assert all(one.rows > 4 for one in drafted)
+    mixture.watch.learn()
+    length = max(mixture._agenda.asked)
+    assert length > 1
+    assert mixture.costs.drafts(4, length)[length] == pytest.approx(0.1 * length, rel=0.1)
+    behind = (NOBODY + 4) * mixture.costs.between._drafting
+    assert behind == pytest.approx(world.between_s, rel=0.05)
+
+
+def test_a_draft_that_was_not_timed_is_no_other_rounds(world):
+    """Nor that of one behind it in which nothing is drafted."""
+    model = Guess(world, 0.8, level_s=0.1)
+    mixture = of_a_model(world, model)
+    requests = [make_request([1, 2]) for _ in range(4)]
+    world.run(mixture, 4, LONGEST, 400, requests)
+    known = mixture.costs.drafts(4, 2)[2]
+    while mixture.propose(decodes_of(requests)) and mixture._round is not None:
+        mixture.passed(8, world.pass_s(8))
+    model.level_s = 50.0
+    mixture.propose(decodes_of(requests))
+    assert mixture._round is None
+    mixture.passed(8, world.pass_s(8))
+    world.run(mixture, 4, 0, 1, requests)
+    assert mixture._round is not None
+    mixture.watch.learn()
+    assert mixture.costs.drafts(4, 2)[2] == pytest.approx(known)
+
+
 @pytest.mark.parametrize("change", ["one comes", "one goes", "the last is another", "the first is"])
 def test_a_change_ends_a_nap(world, mixture, change):
     requests = [make_request([1, 2]) for _ in range(3)]
     idle(world, mixture, requests)
-    decodes = [Decode(request, LONGEST) for request in requests]
+    decodes = decodes_of(requests)
     other = Decode(make_request([1, 2]), LONGEST)
     for _ in range(AWAKE + NAP):
         mixture.propose(decodes)

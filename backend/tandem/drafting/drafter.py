@@ -9,7 +9,6 @@ from torch import Tensor
 from tandem.drafting import Computed, Draft, Proposer, Verdict
 from tandem.drafting.costs import READ_ALONG
 from tandem.drafting.held import HeldStates
-from tandem.drafting.lengths import tokens_share
 from tandem.drafting.parts import Part, part_of
 from tandem.drafting.remembered import Agenda, Known
 from tandem.drafting.stopwatch import Stopwatch
@@ -102,10 +101,7 @@ class Drafter:
             alone,
         )
         took = self._seconds(began, found)
-        drawn = _drawn(agenda, asked, mine, found)
-        share = tokens_share(len(mine))
-        levels = (1 - share) * max(drawn) + share * sum(drawn) / len(mine)
-        self.watch.drafted(len(mine), levels, took, read)
+        self.watch.drafted(_drawn(agenda, asked, mine, found), took, read)
         for place in mine if self.place else ():
             known = agenda.requests[place]
             if found.tokens[place] or known.sure:  # or it still reads the text

@@ -98,6 +98,7 @@ class MixtureProposer(Proposer):
             assert self._agenda is not None and self._agenda.idle is not None
             return self._agenda.idle
         self._pausing = bool(self.lookups) and self._pauses_for(decodes)
+        before = self._agenda
         agenda = self._agenda = None if self._pausing else self._agenda_of(decodes)
         begun = self.watch.clock()
         if agenda is None:
@@ -105,6 +106,9 @@ class MixtureProposer(Proposer):
         else:
             # what lookups draft for others would have to be verified in the same launch
             draft, by_model = self._carry_out(agenda, alone and not self.lookups)
+        if by_model and agenda is before and self._naps.due():
+            self.watch.forget()
+            return draft
         rows = len(decodes) + sum([len(tokens) for tokens in draft.tokens])
         follows = self._naps.woke()
         load, first = _load_of(decodes), decodes[0].request.id
@@ -114,7 +118,7 @@ class MixtureProposer(Proposer):
     def _naps_for(self, decodes: Sequence[Decode]) -> bool:
         """Whether this is one of the rounds without drafts that are as those before."""
         agenda = self._agenda
-        if self.lookups or agenda is None:
+        if self.lookups or agenda is None or self._rounds >= agenda.until:
             return False
         return agenda.idles_on(decodes) and self._naps.due()
 

@@ -175,6 +175,8 @@ class Agenda(NamedTuple):
     def holds_for(self, decodes: Sequence[Decode]) -> bool:
         """Whether it is just what these need: the same requests, none with more room, and each
         asked for what is planned, or for as much as there is room for."""
+        if decodes == self.decodes:
+            return True
         return len(decodes) == len(self.decodes) and all(
             one.request is known.request
             and asked == self.further.of(length, one.lookahead)
@@ -189,14 +191,15 @@ class Agenda(NamedTuple):
         return [one.request for one in self.decodes] == [one.request for one in decodes]
 
     def idles_on(self, decodes: Sequence[Decode]) -> bool:
-        """Whether nothing is drafted for these either: who comes is the last, and who goes leaves
-        fewer."""
+        """Whether nothing is drafted for these either: who comes is the last, who goes leaves
+        fewer, and where there is room again the first has some."""
         mine = self.decodes
         return (
             self.idle is not None
             and len(decodes) == len(mine)
             and decodes[-1].request is mine[-1].request
             and decodes[0].request is mine[0].request
+            and decodes[0].lookahead <= self.room[0]
         )
 
     def idle_for(self, decodes: Sequence[Decode], now: int) -> Agenda | None:

@@ -1,5 +1,5 @@
-"""Rounds without drafts: what they take must stay known, though most need not be timed, and where
-lookups do not bring what it takes to ask them there are pauses."""
+"""Rounds without drafts, which must stay known; rounds that need not be timed; and where lookups do
+not bring what it takes to ask them, pauses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ JUDGED_FOR = 8  # ... rounds by which it is; otherwise nothing is drafted...
 FIRST_PAUSE = 16  # ... for so many at first, ...
 LONGEST_PAUSE = 64  # ... and ever longer
 AWAKE = 2  # rounds that are timed, one behind the other, and then...
-NAP = 6  # ... so many that are not, where nothing is drafted
+NAP = 6  # ... so many that are not, and, where nothing changes, ...
+LONGEST_NAP = 24  # ... ever more
 
 
 class Rests:
@@ -52,16 +53,18 @@ class Rests:
 
 
 class Naps:
-    """Of the rounds in which nothing is to be drafted for the same requests, most are neither timed
-    nor learnt from: behind a pass each line is slow."""
+    """Of the rounds in which the same is to be drafted, or nothing, for the same requests, most are
+    neither timed nor learnt from: behind a pass each line is slow."""
 
     def __init__(self) -> None:
         self._awake = self._asleep = 0
-        """Rounds that were timed, one behind the other, and that were not since."""
+        """Rounds that were timed, one behind the other, and that were not since, of..."""
+        self._length = NAP
+        """... so many."""
 
     def due(self) -> bool:
         """Whether such a round is one of these."""
-        if self._awake >= AWAKE and self._asleep < NAP:
+        if self._awake >= AWAKE and self._asleep < self._length:
             self._asleep += 1
             return True
         return False
@@ -69,6 +72,9 @@ class Naps:
     def woke(self) -> bool:
         """A round is timed. Whether it follows another such one."""
         follows = not self._asleep
+        if not follows:
+            whole = self._asleep == self._length
+            self._length = min(2 * self._length, LONGEST_NAP) if whole else NAP
         self._awake = self._awake * follows + 1
         self._asleep = 0
         return follows

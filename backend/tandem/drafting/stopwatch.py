@@ -3,10 +3,11 @@ pass, which has driven all else from the processor's caches, each line is slow."
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tandem.drafting.costs import Load, RoundCosts
+from tandem.drafting.lengths import tokens_share
 
 
 class Begun(NamedTuple):
@@ -25,12 +26,19 @@ class Begun(NamedTuple):
 
 
 class _Drafted(NamedTuple):
-    """As `RoundCosts.observe_draft` takes it."""
+    """A model's draft."""
 
-    requests: int
-    levels: float
+    levels: Sequence[int]
+    """Of each request that it was for."""
     seconds: float
     read: int
+    """Tokens of their texts."""
+
+    def tell(self, costs: RoundCosts, usual: bool) -> None:
+        requests = len(self.levels)
+        share = tokens_share(requests)
+        levels = (1 - share) * max(self.levels) + share * sum(self.levels) / requests
+        costs.observe_draft(requests, levels, self.seconds, self.read, usual)
 
 
 class _Round(NamedTuple):
@@ -63,9 +71,14 @@ class Stopwatch:
         self._last: _Round | None = None
         """The last round learnt from."""
 
-    def drafted(self, requests: int, levels: float, seconds: float, read: int) -> None:
-        """A model's draft took so long."""
-        self._drafted = _Drafted(requests, levels, seconds, read)
+    def drafted(self, levels: Sequence[int], seconds: float, read: int) -> None:
+        """A model's draft of so many levels for each of some requests took so long; it has read so
+        many tokens for them before."""
+        self._drafted = _Drafted(levels, seconds, read)
+
+    def forget(self) -> None:
+        """The round under way is not timed."""
+        self._drafted = None
 
     def ended(self, begun: Begun, rows: int, seconds: float) -> bool:
         """A round has ended, whose pass over so many rows took so long. Whether it shows what such
@@ -88,6 +101,6 @@ class Stopwatch:
                 self.costs.between.observe(begun.load.requests, apart, by_model)
             self.costs.observe_pass(begun.load, begun.rows if one.shows else None, one.seconds)
             if one.drafted is not None:
-                self.costs.observe_draft(*one.drafted, one.usual)
+                one.drafted.tell(self.costs, one.usual)
             self._last = one
         self._rounds = []
