@@ -136,7 +136,7 @@ class NativeEngine:
             return self._round()
 
     def _round(self) -> list[RequestOutput]:
-        plan = self.scheduler.schedule()
+        plan = self.scheduler.schedule(self.proposer.may_draft)
         begun = time.perf_counter()
         draft = self.proposer.propose(plan.decodes, alone=not plan.prefills)
         drafting = time.perf_counter() - begun

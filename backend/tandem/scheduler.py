@@ -86,14 +86,14 @@ class Scheduler:
     def idle(self) -> bool:
         return not self.waiting and not self.running
 
-    def schedule(self) -> StepPlan:
-        """Chooses the next step's work and reserves its slots."""
+    def schedule(self, may_draft: bool = True) -> StepPlan:
+        """Chooses the next step's work and reserves its slots. may_draft: as in `Proposer`."""
         budget = self.config.max_num_batched_tokens
         ready: list[Request] = []
         reading: list[Request] = []
         for request in self.running:
             (ready if request.decoding else reading).append(request)
-        decodes, budget = self._schedule_decodes(ready, budget, bool(reading))
+        decodes, budget = self._schedule_decodes(ready, budget, bool(reading), may_draft)
         prefills: list[Prefill] = []
         if reading:  # (behind a pass each function that is called takes microseconds)
             prefills, budget = self._continue_prefills(reading, budget)
@@ -102,7 +102,7 @@ class Scheduler:
         return StepPlan(decodes, prefills)
 
     def _schedule_decodes(
-        self, ready: list[Request], budget: int, others_read: bool
+        self, ready: list[Request], budget: int, others_read: bool, may_draft: bool
     ) -> tuple[list[Decode], int]:
         """One token for every decoding request; what budget and blocks leave over is lookahead."""
         for request in ready:
@@ -110,7 +110,7 @@ class Scheduler:
                 self._preempt_until_fits(request)
         ready = [request for request in ready if request.blocks]
         budget -= len(ready)
-        if not self._speculates():
+        if not (may_draft and self._speculates()):
             return [Decode(request, 0) for request in ready], budget
         room = len(self.running) < self.config.max_num_seqs
         prefill_due = others_read or (self.waiting and room)

@@ -50,7 +50,8 @@ class World:
         requests = requests or [make_request([1, 2]) for _ in range(batch)]
         begin, tokens = self.now, 0
         for _ in range(rounds):
-            draft = proposer.propose([Decode(request, longest) for request in requests])
+            room = longest if proposer.may_draft else 0
+            draft = proposer.propose([Decode(request, room) for request in requests])
             rows = sum(1 + len(one) for one in draft.tokens)
             self.now += self.pass_s(rows)
             proposer.passed(rows, self.pass_s(rows))

@@ -77,6 +77,25 @@ def test_most_rounds_without_drafts_are_not_timed(world, mixture):
     assert 400 * AWAKE / (AWAKE + LONGEST_NAP) <= mixture.timed <= 100
 
 
+def test_a_nap_needs_no_room_for_drafts(world, mixture):
+    """Before it ends there is some again."""
+    requests = [make_request([1, 2]) for _ in range(4)]
+    idle(world, mixture, requests)
+    while mixture.may_draft:
+        world.run(mixture, 4, LONGEST, 1, requests)
+    rounds = 0
+    while not mixture.may_draft:
+        assert mixture.propose([Decode(request, 0) for request in requests]).tokens == [[]] * 4
+        assert mixture._round is None
+        mixture.passed(4, world.pass_s(4))
+        rounds += 1
+    assert rounds >= NAP
+    until = mixture._agenda.until
+    while mixture._rounds + 1 < until:
+        world.run(mixture, 4, LONGEST, 1, requests)
+    assert mixture.may_draft
+
+
 def test_what_they_take_is_known_all_the_same(world, mixture):
     """A nap lies between some that are timed: that is no round's pause."""
     requests = [make_request([1, 2]) for _ in range(4)]

@@ -195,6 +195,14 @@ def test_lookahead_is_given_up_before_anyone_is_preempted():
 # -- lookahead ---------------------------------------------------------------------------------
 
 
+def test_where_nothing_will_be_drafted_no_room_is_found_for_it():
+    scheduler = make_scheduler()
+    (request,) = decoding(scheduler, 3)
+    (arrival,) = queue(scheduler, 2 * BUDGET)
+    plan = scheduler.schedule(may_draft=False)
+    assert plan == ([Decode(request, 0)], [Prefill(arrival, BUDGET - 1)])
+
+
 @pytest.mark.parametrize(("own", "expected"), [(None, 3), (0, 0), (1, 1), (9, 3)])
 def test_a_request_may_ask_for_fewer_drafted_tokens_but_not_for_more(own, expected):
     scheduler = make_scheduler()

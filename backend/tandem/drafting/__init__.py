@@ -86,6 +86,12 @@ class Proposer(ABC):
     confidence: Confidence | None = None
     """What ends its drafts early; None: nothing does."""
 
+    @property
+    def may_draft(self) -> bool:
+        """Whether in the next round, if it is for the same requests, there may be drafts: otherwise
+        no room need be found for them."""
+        return True
+
     @abstractmethod
     def propose(self, decodes: Sequence[Decode], alone: bool = False) -> Draft:
         """Drafts for every decode, at most `lookahead` tokens each (none is allowed). alone: the

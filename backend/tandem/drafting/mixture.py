@@ -115,6 +115,13 @@ class MixtureProposer(Proposer):
         self._round = Begun(load, first, by_model, rows, begun, follows)
         return draft
 
+    @property
+    def may_draft(self) -> bool:
+        agenda = self._agenda
+        if self.lookups or agenda is None or agenda.idle is None or not agenda.room[0]:
+            return True  # where there was no room, it shows when there is some again
+        return self._rounds + 1 >= agenda.until or not self._naps.ahead
+
     def _naps_for(self, decodes: Sequence[Decode]) -> bool:
         """Whether this is one of the rounds without drafts that are as those before."""
         agenda = self._agenda

@@ -62,9 +62,14 @@ class Naps:
         self._length = NAP
         """... so many."""
 
+    @property
+    def ahead(self) -> bool:
+        """Whether the next such round is one of these."""
+        return self._awake >= AWAKE and self._asleep < self._length
+
     def due(self) -> bool:
-        """Whether such a round is one of these."""
-        if self._awake >= AWAKE and self._asleep < self._length:
+        """The same of this round, which is counted."""
+        if self.ahead:
             self._asleep += 1
             return True
         return False
