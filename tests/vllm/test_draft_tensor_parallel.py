@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -58,12 +59,6 @@ def acceptance(counters):
 
 
 @pytest.fixture(scope="module")
-def alone():
-    """Tokens without speculation, on one rank."""
-    return result(run())["tokens"]
-
-
-@pytest.fixture(scope="module")
 def random_draft(tmp_path_factory):
     """The draft's shape and tokenizer with weights that mean nothing."""
     folder = tmp_path_factory.mktemp("random") / "draft"
@@ -77,34 +72,58 @@ def random_draft(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(("t", "d"), [(2, 1), (4, 2)])
-def test_the_text_is_that_of_no_speculation(alone, t, d):
-    found = result(run(t, d, PAIR / "draft"))
+@pytest.fixture(scope="module")
+def runs(random_draft):
+    """The processes by name, two at a time: most of each one's minute is starting, on one core."""
+    draft = PAIR / "draft"
+    arguments = {
+        "alone": (),
+        "2, 1": (2, 1, draft),
+        "4, 2": (4, 2, draft),
+        "equal": (2, 1, PAIR / "target"),
+        "random": (2, 1, random_draft),
+        "no plug-in": (2, 1, draft, "none"),
+        "4, 3": (4, 3, draft),
+    }
+    with ThreadPoolExecutor(2) as pool:
+        started = {name: pool.submit(run, *one) for name, one in arguments.items()}
+        yield lambda name: started[name].result()
+
+
+@pytest.fixture(scope="module")
+def alone(runs):
+    """Tokens without speculation, on one rank."""
+    return result(runs("alone"))["tokens"]
+
+
+@pytest.mark.parametrize("sizes", ["2, 1", "4, 2"])
+def test_the_text_is_that_of_no_speculation(runs, alone, sizes):
+    found = result(runs(sizes))
     assert found["tokens"] == alone
     assert acceptance(found["counters"]) > 0.4
 
 
-def test_a_draft_equal_to_the_target_is_accepted(alone):
-    found = result(run(2, 1, PAIR / "target"))
+def test_a_draft_equal_to_the_target_is_accepted(runs, alone):
+    found = result(runs("equal"))
     assert found["tokens"] == alone
     assert acceptance(found["counters"]) >= 0.99
 
 
-def test_a_random_draft_is_rejected_and_harmless(alone, random_draft):
-    found = result(run(2, 1, random_draft))
+def test_a_random_draft_is_rejected_and_harmless(runs, alone):
+    found = result(runs("random"))
     assert found["tokens"] == alone
     assert acceptance(found["counters"]) <= 0.02
 
 
-def test_without_the_plug_in_vllm_refuses():
-    process = run(2, 1, PAIR / "draft", plugins="none")
+def test_without_the_plug_in_vllm_refuses(runs):
+    process = runs("no plug-in")
     assert process.returncode
     assert "'draft_tensor_parallel_size' and 'tensor_parallel_size' must be the same" in (
         process.stdout + process.stderr
     )
 
 
-def test_a_size_that_does_not_divide_is_refused():
-    process = run(4, 3, PAIR / "draft")
+def test_a_size_that_does_not_divide_is_refused(runs):
+    process = runs("4, 3")
     assert process.returncode
     assert "draft_tensor_parallel_size is 3 but tensor_parallel_size is 4" in process.stderr
