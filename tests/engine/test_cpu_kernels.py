@@ -168,6 +168,10 @@ def test_rows_that_nobody_asks_for_change_no_bit(runner, rows):
         runner.cache.data[:, -64:] = 0
         passed = runner.forward(tokens, queries, rows, taps)
         found.append((passed.logits.clone(), passed.best, runner.cache.data.clone()))
+        if taps not in (None, (0, 2)):
+            ends = runner.by_kernels.forward(tokens, queries, rows, taps, picks_hidden=True)
+            assert torch.equal(ends.logits, found[-1][0])
+            assert torch.equal(ends.features, passed.features[rows])
     whole = logits_of(runner, tokens, queries)
     for logits, best, cache in found:
         assert torch.equal(logits, whole[rows])

@@ -175,8 +175,9 @@ std::vector<Task> share_out(const Model& model, const Step& step, const std::vec
 
 // Whether nothing but the picked rows is wanted of the last layer, and these are not all.
 bool picks_only(const Model& model, const Step& step) {
-  return step.picked < step.rows && !step.normed &&
-         std::find(step.tap, step.tap + step.taps, model.layers) == step.tap + step.taps;
+  const auto* end = step.tap + step.taps;
+  const bool all_hidden = step.normed || std::find(step.tap, end, model.layers) != end;
+  return step.picks_hidden || (step.picked < step.rows && !all_hidden);
 }
 
 Run plan(const Model& model, const Step& step) {

@@ -191,8 +191,10 @@ class KernelStack:
         rows: Sequence[int] | None,
         taps: Sequence[int] | None,
         states: States | None = None,
+        picks_hidden: bool = False,
     ) -> Passed:
-        """As `ModelRunner.forward`; states: for a draft head. The logits are overwritten by
+        """As `ModelRunner.forward`; states: for a draft head; picks_hidden: of hidden states behind
+        the last layer, those of `rows` alone are wanted, [R, hidden]. The logits are overwritten by
         the next pass."""
         flat = _numbers(tokens)
         count = len(flat)
@@ -200,9 +202,11 @@ class KernelStack:
         picked = range(count) if rows is None else rows
         logits = self._room.rows(len(picked))
         wanted = sorted(taps) if taps else []
+        assert not picks_hidden or wanted in ([], [self._model.layers])
         features, tapped, normed = None, 0, 0
         if taps is not None:
-            features = torch.empty(count, max(1, len(wanted)) * self.config.hidden_size)
+            kept = len(picked) if picks_hidden else count
+            features = torch.empty(kept, max(1, len(wanted)) * self.config.hidden_size)
             tapped, normed = (features.data_ptr(), 0) if taps else (0, features.data_ptr())
         records, blocks, parents = self._queries(queries)
         # two arrays, for behind a pass each takes as long as filling it
@@ -218,6 +222,7 @@ class KernelStack:
             _address(large),
             _pointer(hidden),
             states is not None and states.fused,
+            picks_hidden,
             at,
             at_blocks,
             at_blocks + 4 * len(blocks),

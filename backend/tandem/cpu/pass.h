@@ -37,15 +37,25 @@ void multiply(Team& team, const Matrix& matrix, const float* x, int rows, float*
   team.wait();
 }
 
-void keep_taps(const Model& model, const Step& step, int layer, Space& space) {
+// So many rows of x, where this layer's input is wanted.
+void keep_taps(const Model& model, const Step& step, int layer, int rows, const float* x,
+               Team& team) {
   const size_t width = model.hidden;
   for (int tap = 0; tap < step.taps; ++tap) {
     if (step.tap[tap] != layer) continue;
-    space.team.each(step.rows, [&](int row) {
-      std::copy_n(&space.x[row * width], width,
-                  step.tapped + (row * size_t(step.taps) + tap) * width);
+    team.each(rows, [&](int row) {
+      std::copy_n(x + row * width, width, step.tapped + (row * size_t(step.taps) + tap) * width);
     });
   }
+}
+
+// So many rows after the last norm, where they are wanted.
+void keep_normed(const Model& model, const Step& step, int rows, Space& space) {
+  const size_t width = model.hidden;
+  if (!step.normed) return;
+  space.team.each(rows, [&](int row) {
+    std::copy_n(&space.normed[row * width], width, step.normed + row * width);
+  });
 }
 
 // x += from, and the norm of the sum, row by row.
@@ -132,6 +142,8 @@ void run_last_layer(const Model& model, const Step& step, const Run& run, Space&
   });
   transform(model, layer, model.final_norm, step.picked, space.picked_mixed.data(),
             space.picked_x.data(), space);
+  keep_taps(model, step, model.layers, step.picked, space.picked_x.data(), space.team);
+  keep_normed(model, step, step.picked, space);
 }
 
 void look_up(const Matrix& table, int64_t token, float* to) {
@@ -193,13 +205,11 @@ void enter_head(const Model& model, const Step& step, const Run& run, Space& spa
   });
 }
 
-// All rows after the last norm, where they are wanted, and the picked ones side by side.
+// What is wanted of all rows behind the last layer, and the picked ones side by side.
 void pick(const Model& model, const Step& step, Space& space) {
   const size_t width = model.hidden;
-  if (step.normed)
-    space.team.each(step.rows, [&](int row) {
-      std::copy_n(&space.normed[row * width], width, step.normed + row * width);
-    });
+  keep_taps(model, step, model.layers, step.rows, space.x.data(), space.team);
+  keep_normed(model, step, step.rows, space);
   space.team.each(step.picked, [&](int i) {
     std::copy_n(&space.normed[step.pick[i] * width], width, &space.delta[i * width]);
   });
@@ -223,11 +233,10 @@ void forward(const Model& model, const Step& step, Space& space, After after) {
   {
     step.states ? enter_head(model, step, run, space) : enter(model, step, space);
     for (int index = 0; index < model.layers; ++index) {
-      keep_taps(model, step, index, space);
+      keep_taps(model, step, index, step.rows, space.x.data(), space.team);
       run.picks && index + 1 == model.layers ? run_last_layer<W>(model, step, run, space)
                                              : run_layer<W>(model, index, step, run, space);
     }
-    keep_taps(model, step, model.layers, space);
     if (!run.picks) pick(model, step, space);
     finish(model, step, run.picks ? space.normed.data() : space.delta.data(), space);
     after();

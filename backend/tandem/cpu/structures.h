@@ -56,6 +56,7 @@ struct Step {
   const int64_t* tokens;    // [rows]
   const float* states;      // hidden states for a draft head, or null: [rows, hidden], or...
   int32_t fused;            // ... if this is 0, [rows, fuse.columns]
+  int32_t picks_hidden;     // tapped, of the last layer's end alone, or normed have picked rows only
   const Query* query;       // [queries]
   const int32_t* blocks;    // block tables, one after the other
   const int32_t* parents;   // of trees, one after the other

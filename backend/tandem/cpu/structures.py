@@ -75,9 +75,9 @@ class Model(Structure):
 
 
 # Of what each pass makes anew all is packed at once: ctypes would take ten times as long.
-STEP = Struct("4i2Pi9P")
-"""One pass: rows, queries, picked, taps; tokens, states; fused; query, blocks, parents, pick, tap,
-logits, tapped, normed, best. (For an address that is not there: 0.)"""
+STEP = Struct("4i2P2i9P")
+"""One pass: rows, queries, picked, taps; tokens, states; fused, picks_hidden; query, blocks,
+parents, pick, tap, logits, tapped, normed, best. (For an address that is not there: 0.)"""
 LIMITS = Struct("fffi")
 """How a row's logits become scores: temperature, min_p, top_p, top_k."""
 ROW_PLAN = Struct("iiiQ")

@@ -35,20 +35,23 @@ class HeadRunner:
         queries: Sequence[Query],
         rows: Sequence[int] | None = None,
         fused: bool = True,
+        ends: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """tokens [T], hidden [T, hidden] to float32 logits [R, V] of `rows` (None: all) and what
-        stands for the hidden states in the next step [T, hidden].
+        stands for the hidden states in the next step, [T, hidden].
 
         fused: `hidden` is what the head has made of the target's hidden states; otherwise it is
-        those, [T, width].
+        those, [T, width]. ends: the hidden states too are of `rows` alone, [R, hidden].
         """
         if self.by_kernels is None:
             hidden = hidden if fused else self.head.fuse(hidden)
             logits, made = self._by_torch(tokens, hidden, queries, rows)
+            made = made[list(rows)] if ends and rows is not None else made
         else:
             taps = () if self.head.norm_output else (len(self.head.layers),)
             states = States(hidden, fused or self.head.fusion is None)
-            logits, features, _ = self.by_kernels.forward(tokens, queries, rows, taps, states)
+            passed = self.by_kernels.forward(tokens, queries, rows, taps, states, ends)
+            logits, features, _ = passed
             assert features is not None
             made, logits = features.to(hidden.dtype), logits.clone()
         return self.head.spread(logits), made

@@ -83,10 +83,10 @@ class FeatureGuesser:
         hidden = features.index_select(0, rows_of_all.to(features.device))
         queries = [Query(one.request.blocks, one.start, len(one.rows)) for one in computed]
         logits, recurrent = self._read(tokens, hidden, queries, ends)
-        for row, (one, end) in enumerate(zip(computed, ends, strict=True)):
+        for row, one in enumerate(computed):
             one.request.draft_computed = one.start + len(one.rows)
             length = one.request.draft_computed + 1
-            self._states[one.request] = _State(length, logits[row], recurrent[end])
+            self._states[one.request] = _State(length, logits[row], recurrent[row])
 
     def _read(
         self,
@@ -95,8 +95,9 @@ class FeatureGuesser:
         queries: Sequence[Query],
         rows: Sequence[int],
     ) -> tuple[Tensor, Tensor]:
-        """Runs over rows of the texts and the target's hidden states, as `HeadRunner.step`."""
-        return self.runner.step(tokens, hidden, queries, rows, fused=False)
+        """Runs over rows of the texts and the target's hidden states: logits of `rows`, and what
+        the steps behind these take."""
+        return self.runner.step(tokens, hidden, queries, rows, fused=False, ends=True)
 
     def begin(self, decodes: Sequence[Decode]) -> tuple[list[int], Tensor]:
         """What `absorb` has left."""

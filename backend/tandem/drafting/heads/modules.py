@@ -62,7 +62,7 @@ class ModulesGuesser(FeatureGuesser):
             made.append(runner.step(tokens, before, queries, [])[1])
         slots = torch.tensor([self._slot(q, q.start + i) for q in queries for i in range(q.length)])
         self._made.index_copy_(1, slots.to(self.device), torch.stack(made[:-1]))
-        return first, torch.stack(made, 1)
+        return first, torch.stack([of_all[list(rows)] for of_all in made], 1)
 
     def _of_rows_before(self, module: int, made: Tensor, queries: Sequence[Query]) -> Tensor:
         """made [T, hidden], each row's in the place of the next one's."""
