@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,6 +75,19 @@ def make_checkpoint(
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     write_tokenizer(folder, vocab_size)
+    return folder
+
+
+def cut_vocabulary(source: Path, folder: Path, size: int) -> Path:
+    """A copy of `source` that knows its first tokens alone."""
+    shutil.copytree(source, folder)
+    weights = load_file(folder / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        weights[name] = weights[name][:size].contiguous()
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": size}))
+    write_tokenizer(folder, size)
     return folder
 
 

@@ -6,7 +6,12 @@ import torch
 from tandem import Engine, EngineConfig, SamplingParams
 from tandem.verification.sampler import Sampler
 from tandem.verification.verify import _block_weights as fair_weights
-from tests.engine.checkpoints import make_checkpoint, perturb_checkpoint, write_words
+from tests.engine.checkpoints import (
+    cut_vocabulary,
+    make_checkpoint,
+    perturb_checkpoint,
+    write_words,
+)
 from tests.engine.conftest import without_kernels
 from tests.engine.heads import METHODS as HEADS
 from tests.engine.heads import Shape, make_head
@@ -45,6 +50,7 @@ OTHERS = [
     "good draft tree",
     "other tokens",
     "other tokens tree",
+    "fewer tokens",
     "suffix",
     "suffix tree",
     "ngram,suffix,good draft",
@@ -57,12 +63,14 @@ TREE = {"speculative_tree": 2}
 def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("six")
     target = make_checkpoint(folder / "target", seed=11, vocab_size=VOCAB, scale=0.6)
+    good = perturb_checkpoint(target, folder / "good", noise=0.1)
     other = perturb_checkpoint(target, folder / "other", noise=0.1)
     write_words(other, ["x", "t1", "t2", "t3", "y", "t5"])
     return {
         "target": target,
         "other tokens": other,
-        "good draft": perturb_checkpoint(target, folder / "good", noise=0.1),
+        "fewer tokens": cut_vocabulary(good, folder / "fewer", VOCAB - 1),
+        "good draft": good,
         "bad draft": make_checkpoint(folder / "bad", seed=12, vocab_size=VOCAB, scale=0.6),
         **{head: make_head(folder / head, head, shape=Shape(vocab=VOCAB)) for head in HEADS},
     }
@@ -268,7 +276,8 @@ def test_a_policy_that_cuts_by_what_was_drawn_is_found_out(method, models):
     [("temperature 1", "rejection"), *(("all", one) for one in ("rejection", "block", "coupled"))],
 )
 @pytest.mark.parametrize(
-    ("method", "least"), [("bad draft", 0.6), ("good draft", 0.6), ("eagle3", 0.95)]
+    ("method", "least"),
+    [("bad draft", 0.6), ("good draft", 0.6), ("fewer tokens", 0.6), ("eagle3", 0.95)],
 )
 def test_chains_that_end_where_the_draft_is_unsure_follow_it(method, least, case, rule, models):
     """(The head is sure of next to everything.)"""

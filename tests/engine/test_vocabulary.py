@@ -14,7 +14,7 @@ from tandem import SamplingParams
 from tandem.drafting.vocabulary import Vocabulary, translate
 from tandem.errors import ConfigError
 from tandem.tokenizer import Tokenizer
-from tests.engine.checkpoints import make_checkpoint, write_words
+from tests.engine.checkpoints import cut_vocabulary, make_checkpoint, write_words
 from tests.engine.references import hf_greedy
 
 LENGTH = 40
@@ -50,7 +50,13 @@ def partial(target, tmp_path_factory):
     return renumbered(target, tmp_path_factory.mktemp("vocabulary") / "partial", order, words)
 
 
-@pytest.fixture(params=["permuted", "partial"])
+@pytest.fixture(scope="module")
+def fewer(target, tmp_path_factory):
+    """The target without its last tokens."""
+    return cut_vocabulary(target, tmp_path_factory.mktemp("vocabulary") / "fewer", 90)
+
+
+@pytest.fixture(params=["permuted", "partial", "fewer"])
 def draft(request):
     return request.getfixturevalue(request.param)
 
@@ -92,6 +98,14 @@ def test_only_shared_tokens_are_drafted(engine, partial):
     one.generate(PROMPTS, params)
     assert len(seen) > 30
     assert all(token % 3 for token in seen)
+
+
+def test_chains_of_a_draft_with_the_first_tokens_are_one_call(engine, fewer, permuted):
+    """They may end by themselves, too."""
+    for draft, whole in ((fewer, True), (permuted, False)):
+        proposer = engine(draft_model=draft).proposer
+        assert (proposer.guesser.at_once is not None) == whole
+        assert (proposer.confidence is not None) == whole
 
 
 def test_a_draft_on_two_ranks_with_a_padded_vocabulary(engine, target, tmp_path):
@@ -182,4 +196,23 @@ def test_the_same_tokens_need_no_translation(tmp_path):
     one = vocabulary(tmp_path / "one", ["a", "b"], decoders.ByteLevel())
     assert translate(one, vocabulary(tmp_path / "two", ["a", "b"], decoders.ByteLevel())) is None
     padded = vocabulary(tmp_path / "three", ["a", "b"], decoders.ByteLevel(), size=5)
-    assert translate(one, padded).ours.tolist() == [0, 1]
+    found = translate(one, padded)
+    assert found.ours.tolist() == [0, 1]
+    assert not found.same_ids
+
+
+def test_the_first_tokens_are_the_same(tmp_path):
+    """Those that stand for nothing too: no text has them, so that nobody minds."""
+    level = decoders.ByteLevel()
+    ours = vocabulary(tmp_path / "ours", ["a", "b", "c"], level, size=6)
+    fewer = translate(ours, vocabulary(tmp_path / "fewer", ["a", "b"], level))
+    assert fewer.same_ids
+    assert fewer.read_as.tolist() == [0, 1, 0, 0, 0, 0]
+    padded = translate(ours, vocabulary(tmp_path / "padded", ["a", "b", "c"], level, size=5))
+    assert padded.same_ids
+    assert padded.ours.tolist() == padded.theirs.tolist() == [0, 1, 2, 3, 4]
+    assert padded.read_as.tolist() == [0, 1, 2, 3, 4, 0]
+    lacking = vocabulary(tmp_path / "lacking", ["a"], level, size=4)
+    other = vocabulary(tmp_path / "other", ["b", "a"], level)
+    assert not translate(ours, lacking).same_ids
+    assert not translate(ours, other).same_ids

@@ -78,8 +78,8 @@ class DraftModel:
     @property
     def at_once(self) -> Chains | None:
         """Where the kernels run the draft, and its tokens are the target's."""
-        by_kernels = self.runner.by_kernels is not None and self.translation is None
-        return self._chains if by_kernels else None
+        same_ids = self.translation is None or self.translation.same_ids
+        return self._chains if same_ids and self.runner.by_kernels is not None else None
 
     def _chains(self, logits: Tensor, requests: Sequence[Request], draws: Draws) -> Grown:
         """In one call of the kernels."""
@@ -88,7 +88,8 @@ class DraftModel:
             Query(request.blocks, len(request.tokens), draw.length - 1)
             for request, draw in zip(requests, draws.chains, strict=True)
         ]
-        return Grown(*self.runner.by_kernels.chains(logits, queries, draws))
+        ids = None if self.translation is None else self.translation.ours
+        return Grown(*self.runner.by_kernels.chains(logits, queries, draws, ids=ids))
 
     def _forward(
         self, tokens: Sequence[int], queries: Sequence[Query], rows: Sequence[int] | None = None

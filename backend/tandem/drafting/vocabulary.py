@@ -4,7 +4,8 @@ intersection, Timor et al. 2025, arXiv 2502.05202).
 The draft reads the target's text token by token, each as its own token of the same spelling; where
 it has none, as the last of the tokens it would spell it with. Its distribution is cut to the shared
 tokens before anything is drawn, so that q is what tokens are drawn from and verification is as
-ever. A draft whose tokenizer is the target's, but padded to another size, is the same case.
+ever. A draft whose tokenizer is the target's, but padded to another size, is the same case; where
+its tokens are the target's first ones, it may draw whole chains by itself.
 """
 
 from __future__ import annotations
@@ -34,13 +35,15 @@ class Translation(NamedTuple):
     """[S] int64: the target's ids of the shared tokens, ascending."""
     theirs: Tensor
     """[S] int64: the draft's ids of the same tokens."""
+    same_ids: bool
+    """The draft's tokens are the target's first ones, all of them shared."""
 
     def __str__(self) -> str:
         return f"the draft knows {len(self.ours)} of the target's {len(self.read_as)} tokens"
 
     def to(self, device: torch.device) -> Translation:
         """With the indices of logits where the logits are."""
-        return Translation(self.read_as, self.ours.to(device), self.theirs.to(device))
+        return self._replace(ours=self.ours.to(device), theirs=self.theirs.to(device))
 
     def tokens(self, tokens: Sequence[int]) -> list[int]:
         """The target's tokens as the draft reads them."""
@@ -98,12 +101,16 @@ def translate(target: Vocabulary, draft: Vocabulary) -> Translation | None:
             read_as[index] = _last_piece(draft, spelling)
     for index, theirs_too in shared.items():
         read_as[index] = theirs_too
-    known = torch.tensor(sorted(shared))
+    first = {index: spelling for index, spelling in ours.items() if index < draft.size}
+    same_ids = draft.size <= target.size and theirs == first
+    known = torch.arange(draft.size) if same_ids else torch.tensor(sorted(shared))
+    if same_ids:
+        read_as[known] = known
     logger.info(
         "%s shares %d of the %d tokens of %s (%.0f %%) and proposes no others.",
         *(draft.name, len(shared), len(ours), target.name, 100 * len(shared) / len(ours)),
     )
-    return Translation(read_as, known, read_as[known])
+    return Translation(read_as, known, read_as[known], same_ids)
 
 
 def _ends(target: Vocabulary, draft: Vocabulary, shared: Mapping[int, int]) -> dict[int, int]:
