@@ -129,14 +129,16 @@ def machine() -> dict[str, Any]:
     about = Path("/proc/cpuinfo").read_text()
     names = re.findall(r"^model name\s*: (.*)$", about, re.MULTILINE)
     matrix_unit = " and AMX" if " amx_tile" in about else ""
-    return {
+    found = {
         "cpu": names[0] if names else platform.processor(),
         "instructions": torch.backends.cpu.get_cpu_capability() + matrix_unit,
         "threads": torch.get_num_threads(),
-        "read_gb_per_s": round(read_bandwidth() / 1e9, 1),
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
+    if shutil.which("g++"):  # it takes a compiled loop
+        found["read_gb_per_s"] = round(read_bandwidth() / 1e9, 1)
+    return found
 
 
 def show(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:

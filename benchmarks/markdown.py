@@ -14,7 +14,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def machine_line(of: Mapping[str, Any]) -> str:
     """What `benchmarks.common.machine` says, as a sentence."""
+    reads = f", reads {of['read_gb_per_s']} GB/s" if "read_gb_per_s" in of else ""
     return (
-        f"{of['cpu']}, {of['threads']} threads, {of['instructions']}, reads "
-        f"{of['read_gb_per_s']} GB/s; Python {of['python']}, torch {of['torch']}."
+        f"{of['cpu']}, {of['threads']} threads, {of['instructions']}{reads}; "
+        f"Python {of['python']}, torch {of['torch']}."
     )

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,10 @@ STEPS = """## Passes and the memory's limit
 Milliseconds of a target pass behind 256 tokens by the rows that it verifies; a pass over one row
 reads every weight once, and its bytes a second are compared with those of a loop of vector loads
 over 1 GiB in the same turns, which asks for memory ahead and computes nothing. (Weights that fit
-the cache can be read faster than that.) What a row more costs depends on the state of the machine:
-this one, a virtual one, has for minutes at a time slow memory and fast arithmetic, or the reverse,
-and on 200 MB 16 rows take 1.5 to 1.8 times one row's time in the first state and 3.2 to 3.5 in the
-second (docs/performance_log.md)."""
+the cache can be read faster than that.) What a row more costs depends on the machine, and on its
+state: a virtual AMD Zen 4 with two cores had for minutes at a time slow memory and fast arithmetic,
+or the reverse, and on 200 MB 16 rows took 1.5 to 1.8 times one row's time in the first state and
+3.2 to 3.5 in the second (docs/performance_log.md)."""
 HOST = """Of steps that only decode, the share that is not spent in a model's pass: scheduling,
 drafting without a model, sampling, text."""
 ADAPTIVE_TEXT = """## Speculation under load
@@ -67,9 +68,9 @@ SERVING = """## Through Triton
 The same engine in-process and through a real tritonserver with gRPC streams, tokens a second.
 `vllm_backend`'s own model was not measured beside it: the Python stub of this server takes NumPy 1,
 vLLM needs NumPy 2."""
-GPU = """## GPU
-
-Not measured: no GPU was at hand."""
+GPU = "## GPU"
+NO_GPU = "Not measured: no GPU was at hand."
+GPU_TEXT = "{device}, torch {torch}, triton {triton}: measured in one run of tools/gpu_bench.py."
 
 
 def main() -> None:
@@ -78,7 +79,6 @@ def main() -> None:
     for name, write in SECTIONS.items():
         path = RESULTS / f"{name}.json"
         parts += write(json.loads(path.read_text()) if path.exists() else None)
-    parts.append(GPU)
     OUT.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     print(f"written: {OUT.name}")
 
@@ -217,6 +217,23 @@ def _serving(found: dict[str, Any] | None) -> list[str]:
     ]
 
 
+def _gpu(found: dict[str, Any] | None) -> list[str]:
+    if found is None:
+        return [GPU, NO_GPU]
+    rows = [(name, f"{value:g}") for name, value in _figures(found)]
+    return [GPU, GPU_TEXT.format(**found), table(["", "measured"], rows)]
+
+
+def _figures(of: dict[str, Any], path: str = "") -> Iterator[tuple[str, float]]:
+    """All numbers, whatever they stand in."""
+    for key, value in of.items():
+        name = f"{path}: {key}" if path else key
+        if isinstance(value, dict):
+            yield from _figures(value, name)
+        elif isinstance(value, int | float):
+            yield name, value
+
+
 SECTIONS = {
     "compare": _compare,
     "throughput": _throughput,
@@ -224,6 +241,7 @@ SECTIONS = {
     "adaptive": _adaptive,
     "methods": _methods,
     "serving": _serving,
+    "gpu": _gpu,
 }
 
 

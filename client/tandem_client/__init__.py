@@ -4,6 +4,7 @@ from tandem_client.base import AsyncChunkStream, AsyncClient, ChunkStream, Clien
 from tandem_client.errors import (
     Cancelled,
     DeadlineExceeded,
+    Denied,
     InvalidArgument,
     NotFound,
     ServerError,
@@ -27,6 +28,7 @@ __all__ = [
     "Client",
     "Completion",
     "DeadlineExceeded",
+    "Denied",
     "GenerationParams",
     "GrpcClient",
     "HttpClient",

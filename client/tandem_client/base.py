@@ -13,8 +13,8 @@ from tandem_client.wire import Fields, Prompt, request_fields
 class ChunkStream(Iterator[Chunk]):
     """The chunks of one request, which is sent when the first is asked for.
 
-    Leaving it early cancels the request on the server: `close`, the end of a `with` block, or
-    dropping the last reference.
+    Leaving it early cancels the request on the server: `close`, by the thread that reads it, the
+    end of a `with` block, or dropping the last reference.
     """
 
     def __init__(self, chunks: Generator[Chunk, None, None]) -> None:
@@ -72,8 +72,9 @@ class Client(ABC):
     ) -> ChunkStream:
         """Stream a completion.
 
-        `timeout` bounds the whole request in seconds, here and on the server. `request_id` begins
-        the server's name for the request, in its log and in the answer's `request_id`.
+        `timeout` bounds the whole request in seconds, here and on the server (over HTTP a server
+        that hangs is given up so long after what it has sent last). `request_id` begins the
+        server's name for the request, in its log and in the answer's `request_id`.
         """
         asked = GenerationParams.of(params, **overrides)
         fields = request_fields(prompt, asked, self._details, timeout, request_id)
@@ -133,8 +134,9 @@ class AsyncClient(ABC):
     ) -> AsyncChunkStream:
         """Stream a completion.
 
-        `timeout` bounds the whole request in seconds, here and on the server. `request_id` begins
-        the server's name for the request, in its log and in the answer's `request_id`.
+        `timeout` bounds the whole request in seconds, here and on the server (over HTTP a server
+        that hangs is given up so long after what it has sent last). `request_id` begins the
+        server's name for the request, in its log and in the answer's `request_id`.
         """
         asked = GenerationParams.of(params, **overrides)
         fields = request_fields(prompt, asked, self._details, timeout, request_id)

@@ -48,6 +48,12 @@ class DeadlineExceeded(TandemError):
     retriable = True
 
 
+class Denied(TandemError):
+    """The server, or what stands before it, does not let this client in."""
+
+    code = "PERMISSION_DENIED"
+
+
 class Unsupported(TandemError):
     """The server does not know this kind of request."""
 
@@ -60,22 +66,28 @@ class ServerError(TandemError):
     code = "INTERNAL"
 
 
+_KINDS: tuple[type[TandemError], ...] = (
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+    Cancelled,
+    DeadlineExceeded,
+    Denied,
+    Unsupported,
+    ServerError,
+)
 _BY_CODE: dict[str, type[TandemError]] = {
-    error.code: error
-    for error in (
-        InvalidArgument,
-        NotFound,
-        Unavailable,
-        Cancelled,
-        DeadlineExceeded,
-        Unsupported,
-        ServerError,
-    )
+    "UNAUTHENTICATED": Denied,
+    "RESOURCE_EXHAUSTED": Unavailable,
+    **{error.code: error for error in _KINDS},
 }
 
 _BY_STATUS: dict[int, type[TandemError]] = {
+    401: Denied,
+    403: Denied,
     404: NotFound,
     408: DeadlineExceeded,
+    413: InvalidArgument,
     429: Unavailable,
     499: Cancelled,
     501: Unsupported,
@@ -93,6 +105,8 @@ _BY_WORDS: tuple[tuple[str, type[TandemError]], ...] = (
     ("being unloaded", Unavailable),
     ("timeout of", DeadlineExceeded),
     ("stub process", ServerError),
+    ("request could not be read", ServerError),
+    ("could not be sent", ServerError),
 )
 
 
@@ -101,6 +115,8 @@ def from_grpc(code: str, sentence: str) -> TandemError:
     if code == "UNAVAILABLE" and "connect" in sentence:
         # gRPC names every address and layer it went through; the reason stands last.
         sentence = _UNREACHABLE.format(sentence.rsplit(": ", 1)[-1])
+    if code == "RESOURCE_EXHAUSTED" and "larger than max" in sentence:
+        return InvalidArgument(sentence)  # it would be too large again
     return _BY_CODE.get(code, ServerError)(sentence or f"the server answered {code}")
 
 

@@ -4,6 +4,7 @@
 own on the stub that `tritonclient` generates, so each is cancelled alone.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Generator, Iterator, Mapping
 
 import grpc
@@ -17,6 +18,7 @@ from tandem_client.wire import Fields, proto_outputs, to_chunk, to_proto
 _OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 _READY_TIMEOUT = 5.0  # seconds
 _CUT_OFF = "the stream ended before the answer was complete"
+_CLOSED = "the client was closed before the answer was complete"
 
 
 def _metadata(headers: Mapping[str, str] | None, status_codes: bool) -> tuple[tuple[str, str], ...]:
@@ -82,6 +84,7 @@ class GrpcClient(Client):
     ) -> None:
         super().__init__(model, details)
         self._metadata = _metadata(headers, status_codes)
+        self._headers = _metadata(headers, status_codes=False)
         self._channel = (
             grpc.secure_channel(url, credentials, options=_OPTIONS)
             if credentials
@@ -93,7 +96,8 @@ class GrpcClient(Client):
         """Whether the model can answer."""
         try:
             request = service_pb2.ModelReadyRequest(name=self.model)
-            return bool(self._stub.ModelReady(request, timeout=_READY_TIMEOUT).ready)
+            call = self._stub.ModelReady
+            return bool(call(request, timeout=_READY_TIMEOUT, metadata=self._headers).ready)
         except grpc.RpcError:
             return False
 
@@ -130,6 +134,7 @@ class AsyncGrpcClient(AsyncClient):
     ) -> None:
         super().__init__(model, details)
         self._metadata = _metadata(headers, status_codes)
+        self._headers = _metadata(headers, status_codes=False)
         self._channel = (
             grpc.aio.secure_channel(url, credentials, options=_OPTIONS)
             if credentials
@@ -141,7 +146,8 @@ class AsyncGrpcClient(AsyncClient):
         """Whether the model can answer."""
         try:
             request = service_pb2.ModelReadyRequest(name=self.model)
-            return bool((await self._stub.ModelReady(request, timeout=_READY_TIMEOUT)).ready)
+            call = self._stub.ModelReady
+            return bool((await call(request, timeout=_READY_TIMEOUT, metadata=self._headers)).ready)
         except grpc.RpcError:
             return False
 
@@ -157,6 +163,11 @@ class AsyncGrpcClient(AsyncClient):
             async for response in call:
                 for chunk in decoder.decode(response):
                     yield chunk
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise errors.Cancelled(_CLOSED) from None  # not of the task: of the channel
         except grpc.RpcError as error:
             raise _translate(error) from None
         finally:

@@ -42,7 +42,8 @@ def _decode(data: str) -> Chunk:
 
 def _wait(timeout: float | None) -> httpx2.Timeout:
     """An answer may take as long as it takes; a connection may not."""
-    return httpx2.Timeout(timeout, connect=_CONNECT_TIMEOUT)
+    longest = _CONNECT_TIMEOUT if timeout is None else min(_CONNECT_TIMEOUT, timeout)
+    return httpx2.Timeout(timeout, connect=longest)
 
 
 def _deadline(timeout: float | None) -> Callable[[], None]:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from tritonclient.grpc import InferResult, service_pb2
 
+from tandem_client.errors import InvalidArgument
 from tandem_client.params import GenerationParams
 from tandem_client.types import Chunk, SpeculationStats
 
@@ -61,20 +62,24 @@ def to_proto(model: str, fields: Fields) -> service_pb2.ModelInferRequest:
     request = service_pb2.ModelInferRequest(model_name=model, id=str(inputs.pop("id", "")))
     request.parameters["triton_enable_empty_final_response"].bool_param = True
     for name, value in inputs.items():
-        datatype, size, raw = _tensor(value)
+        datatype, size, raw = _tensor(name, value)
         request.inputs.add(name=name, datatype=datatype, shape=[size])
         request.raw_input_contents.append(raw)
     return request
 
 
-def _tensor(value: str | bool | int | list[int]) -> tuple[str, int, bytes]:
-    """Triton's datatype, the length and the raw bytes of a rank-1 tensor."""
+def _tensor(name: str, value: str | bool | int | list[int]) -> tuple[str, int, bytes]:
+    """Triton's datatype, the length and the raw bytes of a rank-1 tensor. Raises `InvalidArgument`
+    for an integer that has no place in it, which NumPy would make another one."""
     if isinstance(value, str):
         encoded = value.encode()
         return "BYTES", 1, struct.pack("<I", len(encoded)) + encoded
     if isinstance(value, bool):
         return "BOOL", 1, np.array([value]).tobytes()
     numbers = value if isinstance(value, list) else [value]
+    for number in numbers:
+        if not -(2**31) <= number < 2**31:
+            raise InvalidArgument(f"{name} has {number}, which takes more than 32 bits.")
     return "INT32", len(numbers), np.array(numbers, dtype="<i4").tobytes()
 
 

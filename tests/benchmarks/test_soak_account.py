@@ -1,16 +1,17 @@
 """The soak's account finds what does not add up."""
 
+import asyncio
 import inspect
 import mmap
 import os
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from types import SimpleNamespace
 
 import pytest
 
-from tools.soak import __main__, runs, shared_memory
+from tools.soak import __main__, runs, shared_memory, traffic
 from tools.soak.account import Account, troubles
 from tools.soak.cores import cores_apart, on_cores
 from tools.soak.health import Asked, too_slow
@@ -166,6 +167,29 @@ def made(folder, name):
     path = folder / name
     path.write_bytes(bytes(mmap.PAGESIZE))
     return path
+
+
+@pytest.mark.parametrize("manner", ["read", "leave before"])
+def test_who_ends_the_traffic_is_not_taken_for_a_client_that_leaves(manner):
+    class Silent:
+        @asynccontextmanager
+        async def stream(self, prompt, params):
+            await asyncio.sleep(60)
+            yield
+
+    async def run():
+        ends = traffic.Ends()
+        ask = traffic.Ask(True, "x", {}, manner, 60.0, 1)
+        sending = asyncio.create_task(traffic.send(Silent(), ask, ends))
+        await asyncio.sleep(0.05)
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        assert not ends.total
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(run())
 
 
 def test_the_time_ends_a_soak_and_not_the_count():

@@ -37,6 +37,7 @@ class Service(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.hung_up = SimpleQueue()
 
     def ModelReady(self, request, context):
+        self.asked_with = dict(context.invocation_metadata())
         return service_pb2.ModelReadyResponse(ready=request.name == "tandem")
 
     def ModelStreamInfer(self, requests, context):

@@ -16,6 +16,9 @@ from tandem_client import errors
         ("UNIMPLEMENTED", errors.Unsupported, False),
         ("INTERNAL", errors.ServerError, False),
         ("UNKNOWN", errors.ServerError, False),
+        ("UNAUTHENTICATED", errors.Denied, False),
+        ("PERMISSION_DENIED", errors.Denied, False),
+        ("RESOURCE_EXHAUSTED", errors.Unavailable, True),
     ],
 )
 def test_grpc_codes(code, kind, retriable):
@@ -24,9 +27,17 @@ def test_grpc_codes(code, kind, retriable):
     assert (str(error), error.retriable) == ("why", retriable)
 
 
+def test_a_message_that_is_too_large_is_the_requests_fault():
+    error = errors.from_grpc("RESOURCE_EXHAUSTED", "Sent message larger than max (9 vs. 4)")
+    assert type(error) is errors.InvalidArgument
+
+
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
+        (401, errors.Denied),
+        (403, errors.Denied),
+        (413, errors.InvalidArgument),
         (400, errors.InvalidArgument),
         (404, errors.NotFound),
         (429, errors.Unavailable),
@@ -49,6 +60,8 @@ def test_http_statuses(status, kind):
         ("The request was cancelled.", errors.Cancelled),
         ("The request's timeout of 3 s is over: allow more time.", errors.DeadlineExceeded),
         ("Stub process 'tandem_0_0' is not healthy.", errors.ServerError),
+        ("The request could not be read: no such thing.", errors.ServerError),
+        ("An answer could not be sent: see the log.", errors.ServerError),
     ],
 )
 @pytest.mark.parametrize("answering", [True, False])

@@ -7,6 +7,7 @@ import pytest
 
 from tandem_client import (
     AsyncGrpcClient,
+    Cancelled,
     DeadlineExceeded,
     GrpcClient,
     InvalidArgument,
@@ -34,8 +35,10 @@ def test_a_request_with_an_id_is_told_its_name(service):
 
 
 def test_readiness(service):
-    with GrpcClient(service.url) as client:
+    with GrpcClient(service.url, headers={"key": "4711"}, status_codes=True) as client:
         assert client.is_ready()
+    assert service.asked_with["key"] == "4711"
+    assert "triton_grpc_error" not in service.asked_with
     with GrpcClient(service.url, "other") as client:
         assert not client.is_ready()
 
@@ -103,3 +106,35 @@ def test_streams_share_one_client(service):
     with GrpcClient(service.url) as client, ThreadPoolExecutor(4) as pool:
         texts = [completion.text for completion in pool.map(client.generate, map(str, range(8)))]
     assert texts == [f"{i}!" for i in range(8)]
+
+
+def test_who_waits_while_the_client_is_closed_is_told(service):
+    """That is not the end of the task that waits: whoever groups tasks would not notice it."""
+
+    async def run():
+        client = AsyncGrpcClient(service.url)
+        begun = asyncio.Event()
+
+        async def read():
+            async for _ in client.stream("endless"):
+                begun.set()
+
+        reading = asyncio.create_task(read())
+        await asyncio.wait_for(begun.wait(), WAIT)
+        await client.close()
+        with pytest.raises(Cancelled, match="the client was closed"):
+            await asyncio.wait_for(reading, WAIT)
+
+    asyncio.run(run())
+
+
+def test_a_cancelled_task_stays_cancelled(service):
+    async def run():
+        async with AsyncGrpcClient(service.url) as client:
+            reading = asyncio.create_task(client.generate("endless"))
+            await asyncio.sleep(0.2)
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+
+    asyncio.run(run())

@@ -5,7 +5,7 @@ import json
 import pytest
 from tritonclient.grpc import service_pb2
 
-from tandem_client import Chunk, GenerationParams, SpeculationStats
+from tandem_client import Chunk, GenerationParams, InvalidArgument, SpeculationStats
 from tandem_client.wire import json_outputs, proto_outputs, request_fields, to_chunk, to_proto
 
 
@@ -50,6 +50,16 @@ def test_an_id_is_no_tensor_over_grpc():
     assert request.id == fields["id"] == "order 66"
     assert "id" not in {tensor.name for tensor in request.inputs}
     assert len(request.inputs) == len(request.raw_input_contents) == len(fields) - 1
+
+
+@pytest.mark.parametrize("number", [2**31, 2**32 + 5, -(2**31) - 1, 10**30])
+def test_a_number_beyond_32_bits_is_refused_and_not_made_another(number):
+    tokens = request_fields([1, number], GenerationParams(), details=True)
+    with pytest.raises(InvalidArgument, match=f"input_ids has {number}, which takes more than 32"):
+        to_proto("m", tokens)
+    drafts = request_fields("hi", GenerationParams(num_draft_tokens=number), details=True)
+    with pytest.raises(InvalidArgument, match="num_draft_tokens has"):
+        to_proto("m", drafts)
 
 
 def test_proto_tensors_round_trip():

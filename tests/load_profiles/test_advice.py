@@ -50,6 +50,25 @@ def sweep(**of_lengths):
     ]
 
 
+def test_a_load_that_fails_with_drafts_alone_is_no_load_less():
+    """It was served without: there drafts do not pay, however well they do with fewer clients."""
+    found = sweep(plain=[100, 190, 350, 500], d4=[180, 300, 400, 510], d8=[200, 340, 480])
+    found.append(failed(Load("concurrency", 8), 8, "The queue is full."))
+    assert gains(found, 8)[8] == 0.0
+    assert crossover(gains(found, 8)) < 8
+    assert best_length(found) == 4
+    assert "none with 8, which failed" in verdict(found, CHAIN, 8)
+    keys = {line.key: line.value for line in recommend(found[:4] + found[8:], CHAIN, 64, 5)}
+    assert keys["num_speculative_tokens"] == "8"
+    assert int(keys["speculative_disable_by_batch_size"]) <= 8
+
+
+def test_a_load_that_fails_anyway_says_nothing():
+    found = sweep(plain=[100], d4=[180])
+    found += [failed(Load("concurrency", 2), length, "The queue is full.") for length in (0, 4)]
+    assert gains(found, 4) == {1: 1.8}
+
+
 def at_rates(**of_lengths):
     """`plain=[…], d4=[…]`: seconds of a request at 1, 2, 4, … requests a second; all of them with
     the same tokens/s."""
@@ -95,7 +114,7 @@ def test_drafts_that_are_always_wrong_are_drafts():
 
 def test_only_what_was_served_is_compared():
     points = [point(1, 0, 100), point(1, 4, 150), point(2, 0, 100)]
-    points += [failed(Load("concurrency", 2), 4, "The queue is full.")]
+    points += [failed(Load("concurrency", 4), length, "The queue is full.") for length in (0, 4)]
     points += [point(1, 4, 1)._replace(load=Load("request_rate", 8))]
     assert gains(points, 4) == {1: 1.5}
 

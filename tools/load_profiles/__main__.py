@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.common import machine
+from benchmarks.markdown import machine_line
 from tandem.cli import settings
 from tandem.errors import TandemError
 from tandem.serving import Endpoints, ServerOptions, TritonServer
@@ -65,8 +66,12 @@ def measure(name: str, target: Target, folder: Path, console: Console) -> Path:
     """The sweep and its report, in place of what an earlier one left in `folder`."""
     profile, how = load_profile(name), drafting(target)
     sweep = Sweep(profile, target, how, folder / "runs")
-    found = machine()  # before the load, for it measures the memory's speed
-    shutil.rmtree(folder, ignore_errors=True)
+    found = machine_line(machine())  # before the load, for it measures the memory's speed
+    if target.endpoints.http.rpartition(":")[0] not in LOCAL:
+        found = f"The server is at {target.endpoints.http}; the clients' machine: {found}"
+    shutil.rmtree(folder / "runs", ignore_errors=True)
+    for earlier in (folder / "report.md", folder / "points.json", *folder.glob("*.svg")):
+        earlier.unlink(missing_ok=True)
     points = sweep.run(console)
     return report.write(Path(name).stem, profile, how, points, found, folder)
 

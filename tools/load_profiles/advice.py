@@ -17,6 +17,8 @@ NEARLY_ALL = 0.95
 """Share of the highest throughput that is as good as it."""
 NOISY = 0.15
 """From how large a difference between repeats on they are remarked upon."""
+FAILED = 0.0
+"""Gain where plain decoding serves a load and drafts do not."""
 HIGH, LOW = 0.8, 0.4
 """Acceptance rates above and below which other draft lengths are worth a try."""
 
@@ -37,18 +39,22 @@ def gains(
     Where next to nothing was drafted both are the same, and what differs is noise."""
     found: dict[float, dict[int, Point]] = {}
     for point in points:
-        if point.load.kind == kind and not point.failure:
+        if point.load.kind == kind:
             found.setdefault(point.load.value, {})[point.draft_tokens] = point
     return {
-        value: _gain(of[draft_tokens], of[0]) if of[draft_tokens].speculates else 1.0
+        value: _gain(of[draft_tokens], of[0])
         for value, of in sorted(found.items())
-        if {0, draft_tokens} <= of.keys()
+        if {0, draft_tokens} <= of.keys() and not of[0].failure
     }
 
 
 def _gain(ours: Point, plain: Point) -> float:
     """Clients that wait for their answers get more tokens a second. At a rate the tokens are as
     many as are asked for, however they are decoded: there requests end sooner."""
+    if ours.failure:
+        return FAILED
+    if not ours.speculates:
+        return 1.0
     if ours.load.kind == "request_rate":
         pairs = zip(plain.request_s, ours.request_s, strict=True)
     else:
@@ -71,10 +77,14 @@ def crossover(found: dict[float, float]) -> float | None:
 
 
 def best_length(points: Sequence[Point]) -> int:
-    """The draft length with the highest gain, as a mean over all loads; 0: none pays."""
-    of = _all_gains(points)
-    means = {k: statistics.geometric_mean(of[k]) for k in of if max(of[k]) >= PAYS}
-    return max(means, key=means.__getitem__, default=0)
+    """The draft length with the highest gain, as a mean over all loads; of those that serve most
+    loads; 0: none pays."""
+    ranks = {}
+    for length, found in _all_gains(points).items():
+        served = [gain for gain in found if gain > FAILED]
+        if max(served, default=0.0) >= PAYS:
+            ranks[length] = len(served), statistics.geometric_mean(served)
+    return max(ranks, key=ranks.__getitem__, default=0)
 
 
 def _all_gains(points: Sequence[Point]) -> dict[int, list[float]]:

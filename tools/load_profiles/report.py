@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from benchmarks.markdown import machine_line, table
+from benchmarks.markdown import table
 from tandem.serving.overrides import entry
 from tools.load_profiles import plots
-from tools.load_profiles.advice import Line, best_length, crossover, gains, recommend, remarks
+from tools.load_profiles.advice import (
+    FAILED,
+    Line,
+    best_length,
+    crossover,
+    gains,
+    recommend,
+    remarks,
+)
 from tools.load_profiles.points import Point
 from tools.load_profiles.profile import UNITS, Kind, Profile
 from tools.load_profiles.target import Drafting
@@ -41,15 +48,16 @@ def write(
     profile: Profile,
     how: Drafting,
     points: Sequence[Point],
-    machine: Mapping[str, Any],
+    machine: str,
     folder: Path,
 ) -> Path:
-    """Writes report.md, its plots and points.json; the report's path."""
+    """Writes report.md, its plots and points.json; the report's path. machine: what measured, as a
+    sentence."""
     (folder / "points.json").write_text(
         json.dumps([point._asdict() for point in points], indent=1) + "\n", encoding="utf-8"
     )
     length = best_length(points) or how.most
-    parts = [f"# Load profile: {name}", profile.description.strip(), machine_line(machine)]
+    parts = [f"# Load profile: {name}", profile.description.strip(), machine]
     parts += [_method(profile, how), "## Where speculation stops paying"]
     parts += [verdict(points, how, length)]
     parts += ["## Recommended lines for config.pbtxt", *_lines(profile, how, points)]
@@ -89,7 +97,10 @@ def verdict(points: Sequence[Point], how: Drafting, length: int) -> str:
 def _verdict(points: Sequence[Point], how: Drafting, length: int, kind: Kind) -> str:
     found, unit = gains(points, length, kind), UNITS[kind]
     crossing, least, most = crossover(found), min(found), max(found)
-    ratios = ", ".join(f"{ratio:.2f} with {load:g}" for load, ratio in found.items())
+    ratios = ", ".join(
+        f"{ratio:.2f} with {load:g}" if ratio > FAILED else f"none with {load:g}, which failed"
+        for load, ratio in found.items()
+    )
     if crossing is None:
         where = f"With {most:g} {unit}, the most measured, it still pays"
     elif crossing == least:

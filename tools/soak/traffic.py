@@ -126,6 +126,10 @@ async def send(client: AsyncClient, ask: Ask, ends: Ends) -> None:
             reading.cancel()
         reason = await asyncio.wait_for(reading, PATIENCE_S)
     except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # not the request's end: that of the traffic
+            reading.cancel()
+            raise
         ends.counts["left"] += 1
     except TimeoutError:
         ends.counts["lost"] += 1
