@@ -7,7 +7,12 @@ source docs/several_hosts/common.sh
 ray start --head --node-ip-address="$OWN_IP" --port="$RAY_PORT" --disable-usage-stats
 trap 'ray stop' EXIT
 
-until [[ $(ray list nodes --filter state=ALIVE --format json | grep -c '"node_ip"') -ge ${HOSTS:-2} ]]; do
+alive() {
+    .venv-vllm/bin/python -c 'import ray
+ray.init("auto", log_to_driver=False, logging_level="ERROR")
+print(sum(node["Alive"] for node in ray.nodes()))'
+}
+until hosts=$(alive) && [[ $hosts -ge ${HOSTS:-2} ]]; do
     echo "Waiting for ${HOSTS:-2} hosts: start docs/several_hosts/worker.sh on the others"
     sleep 5
 done
