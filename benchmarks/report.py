@@ -218,7 +218,7 @@ def _serving(found: dict[str, Any] | None) -> list[str]:
 
 
 def _gpu(found: dict[str, Any] | None) -> list[str]:
-    if found is None:
+    if found is None or found["device"] == "CPU":
         return [GPU, NO_GPU]
     rows = [(name, f"{value:g}") for name, value in _figures(found)]
     return [GPU, GPU_TEXT.format(**found), table(["", "measured"], rows)]
@@ -228,6 +228,8 @@ def _figures(of: dict[str, Any], path: str = "") -> Iterator[tuple[str, float]]:
     """All numbers, whatever they stand in."""
     for key, value in of.items():
         name = f"{path}: {key}" if path else key
+        if key in ("shape", "seconds"):  # what was measured, and how long that took
+            continue
         if isinstance(value, dict):
             yield from _figures(value, name)
         elif isinstance(value, int | float):

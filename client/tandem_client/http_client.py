@@ -1,6 +1,7 @@
 """Clients over HTTP: Triton's `generate_stream` endpoint and its server-sent events."""
 
 import json
+import math
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from typing import Any
@@ -46,9 +47,16 @@ def _wait(timeout: float | None) -> httpx2.Timeout:
     return httpx2.Timeout(timeout, connect=longest)
 
 
+def _unconnected(error: httpx2.TransportError, timeout: float | None) -> errors.TandemError:
+    """Where a connection was waited for as long as the request may take, it is late."""
+    if isinstance(error, httpx2.ConnectTimeout) and (timeout or math.inf) <= _CONNECT_TIMEOUT:
+        return errors.DeadlineExceeded(_TOO_LATE.format(timeout))
+    return errors.unreachable(error)
+
+
 def _deadline(timeout: float | None) -> Callable[[], None]:
     """A check to make at every event: a read has a timeout, a whole response has none."""
-    end = float("inf") if timeout is None else time.monotonic() + timeout
+    end = math.inf if timeout is None else time.monotonic() + timeout
 
     def check() -> None:
         if time.monotonic() > end:
@@ -101,7 +109,7 @@ class HttpClient(Client):
         except httpx2.ReadTimeout:
             raise errors.DeadlineExceeded(_TOO_LATE.format(timeout)) from None
         except httpx2.TransportError as error:
-            raise errors.unreachable(error) from None
+            raise _unconnected(error, timeout) from None
         if not finished:
             raise errors.Unavailable(_CUT_OFF)
 
@@ -151,6 +159,6 @@ class AsyncHttpClient(AsyncClient):
         except httpx2.ReadTimeout:
             raise errors.DeadlineExceeded(_TOO_LATE.format(timeout)) from None
         except httpx2.TransportError as error:
-            raise errors.unreachable(error) from None
+            raise _unconnected(error, timeout) from None
         if not finished:
             raise errors.Unavailable(_CUT_OFF)

@@ -38,35 +38,73 @@ def idle(world, mixture, requests):
         world.run(mixture, 1, LONGEST, 1, requests)
 
 
-def turn(naps):
+def awake(naps, shows=True, drafting=False):
+    """A round that is timed: whether it follows another one."""
+    follows = naps.woke()
+    naps.timed(drafting, shows)
+    return follows
+
+
+def turn(naps, drafting=False):
     """Rounds that are timed, with whether each follows another, and then those that are not."""
-    awake, asleep = [], 0
-    while not naps.due():
-        awake.append(naps.woke())
-    while naps.due():
+    timed, asleep = [], 0
+    while not naps.due(drafting):
+        timed.append(awake(naps, drafting=drafting))
+    while naps.due(drafting):
         asleep += 1
-    return awake, 1 + asleep
+    return timed, 1 + asleep
 
 
 def test_the_turn_of_rounds():
     naps = Naps()
     assert turn(naps) == ([True] * AWAKE, NAP)
-    naps.woke()
-    again = [True] * (AWAKE - 1)
-    assert [turn(naps), naps.woke()] == [(again, 2 * NAP), False]
-    assert [turn(naps), naps.woke()] == [(again, LONGEST_NAP), False]
-    assert turn(naps) == (again, LONGEST_NAP)
+    again = [False] + [True] * (AWAKE - 1)
+    assert [turn(naps)[1] for _ in range(3)] == [2 * NAP, LONGEST_NAP, LONGEST_NAP]
+    assert turn(naps)[0] == again
 
 
 def test_naps_that_are_broken_off_become_short_again():
     naps = Naps()
     for _ in range(2):
         turn(naps)
-        naps.woke()
-    while not naps.due():
-        naps.woke()
-    assert not naps.woke()  # it was long, but something has changed
+    while not naps.due(drafting=False):
+        awake(naps)
+    assert not awake(naps)  # it was long, but something has changed
     assert turn(naps) == ([True] * (AWAKE - 1), NAP)
+
+
+def test_there_are_none_while_rounds_show_nothing():
+    """Where a request comes or goes every few rounds, none of those between may be slept over."""
+    naps = Naps()
+    for _ in range(20):
+        for shows in (False, False, True, True):
+            assert not (shows and naps.due(drafting=True))  # others follow a change: they are timed
+            awake(naps, shows, drafting=True)
+    assert naps.ahead(drafting=True)
+
+
+def test_rounds_of_the_other_kind_are_timed_first():
+    naps = Naps()
+    turn(naps)
+    assert awake(naps) is False
+    assert awake(naps)
+    assert naps.ahead(drafting=False)
+    assert not naps.due(drafting=True)
+    assert turn(naps, drafting=True) == ([True] * AWAKE, NAP)
+
+
+def test_what_a_batch_that_changes_takes_is_learnt(world):
+    """A request goes every fourth round, and another comes in the next."""
+    mixture = of_a_model(world, Guess(world, 0.8, level_s=0.1))
+    requests = [make_request([1, 2]) for _ in range(8)]
+    learnt, observe = [], mixture.costs.observe_draft
+    mixture.costs.observe_draft = lambda *one: learnt.append(one[-1]) or observe(*one)
+    for _ in range(60):
+        world.run(mixture, 7, LONGEST, 1, requests[1:])
+        requests = [*requests[1:], make_request([1, 2])]
+        world.run(mixture, 8, LONGEST, 3, requests)
+    mixture.watch.learn()
+    assert sum(learnt) > 60
 
 
 def test_most_rounds_without_drafts_are_not_timed(world, mixture):

@@ -139,7 +139,8 @@ def test_who_comes_waits_no_longer_than_for_a_first_plan(made, chance, holds):
 def test_what_is_idle_holds_for_who_comes_wherever_that_is_and_not_where_all_are_new(made, place):
     world = World(row_s=10.0)
     mixture = of_a_model(world, Guess(world, 0.1, level_s=5.0))
-    mixture._naps.due = lambda: False  # where one that has come in the middle is not noticed yet
+    # where one that has come in the middle is not noticed yet
+    mixture._naps.due = lambda drafting: False
     requests = [make_request([1, 2]) for _ in range(8)]
     world.run(mixture, 8, LONGEST, 600, requests)
     while mixture._agenda is None or mixture._agenda.idle is None:

@@ -77,20 +77,31 @@ def crossover(found: dict[float, float]) -> float | None:
 
 
 def best_length(points: Sequence[Point]) -> int:
-    """The draft length with the highest gain, as a mean over all loads; of those that serve most
-    loads; 0: none pays."""
-    ranks = {}
-    for length, found in _all_gains(points).items():
-        served = [gain for gain in found if gain > FAILED]
-        if max(served, default=0.0) >= PAYS:
-            ranks[length] = len(served), statistics.geometric_mean(served)
-    return max(ranks, key=ranks.__getitem__, default=0)
+    """Of the draft lengths that serve most loads, the one with the highest gain, as a mean over
+    the loads that all of these serve; 0: none pays."""
+    served = {
+        length: {load: gain for load, gain in found.items() if gain > FAILED}
+        for length, found in _all_gains(points).items()
+    }
+    paying = {length: of for length, of in served.items() if max(of.values(), default=0.0) >= PAYS}
+    most = max(map(len, paying.values()), default=0)
+    best = {length: of for length, of in paying.items() if len(of) == most}
+    common = set.intersection(*map(set, best.values())) if best else set()
+    means = {
+        length: statistics.geometric_mean(of[load] for load in common or of)
+        for length, of in best.items()
+    }
+    return max(means, key=means.__getitem__, default=0)
 
 
-def _all_gains(points: Sequence[Point]) -> dict[int, list[float]]:
+def _all_gains(points: Sequence[Point]) -> dict[int, dict[Load, float]]:
     """By the draft length; of lengths that could be compared."""
     found = {
-        length: [gain for kind in UNITS for gain in gains(points, length, kind).values()]
+        length: {
+            Load(kind, value): gain
+            for kind in UNITS
+            for value, gain in gains(points, length, kind).items()
+        }
         for length in sorted({point.draft_tokens for point in points} - {0})
     }
     return {length: of for length, of in found.items() if of}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 MEMORY = 0.8  # of a moving average, and...
 LONG_MEMORY = 0.95  # ... of one of times among which some, in which plans are made, are far longer
+# (where most rounds are not timed, those are next to never: a plan is 1 % of the rounds it holds)
 OUTLIER = 2.0  # times what is known, at most: others may have had the processor
 NOBODY = 8  # requests whose work takes as long as what is done once a round
 

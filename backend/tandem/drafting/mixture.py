@@ -106,7 +106,7 @@ class MixtureProposer(Proposer):
         else:
             # what lookups draft for others would have to be verified in the same launch
             draft, by_model = self._carry_out(agenda, alone and not self.lookups)
-        if by_model and agenda is before and self._naps.due():
+        if by_model and agenda is before and self._naps.due(drafting=True):
             self.watch.forget()
             return draft
         rows = len(decodes) + sum([len(tokens) for tokens in draft.tokens])
@@ -120,20 +120,23 @@ class MixtureProposer(Proposer):
         agenda = self._agenda
         if self.lookups or agenda is None or agenda.idle is None or not agenda.room[0]:
             return True  # where there was no room, it shows when there is some again
-        return self._rounds + 1 >= agenda.until or not self._naps.ahead
+        return self._rounds + 1 >= agenda.until or not self._naps.ahead(drafting=False)
 
     def _naps_for(self, decodes: Sequence[Decode]) -> bool:
         """Whether this is one of the rounds without drafts that are as those before."""
         agenda = self._agenda
         if self.lookups or agenda is None or self._rounds >= agenda.until:
             return False
-        return agenda.idles_on(decodes) and self._naps.due()
+        return agenda.idles_on(decodes) and self._naps.due(drafting=False)
 
     def passed(self, rows: int, seconds: float) -> None:
         begun = self._round
         if begun is None:
             self.costs.elapse(seconds)
-        elif self.watch.ended(begun, rows, seconds) and not begun.by_model:
+            return
+        shows = self.watch.ended(begun, rows, seconds)
+        self._naps.timed(begun.by_model, shows)
+        if shows and not begun.by_model:
             self._rests.shown(self._rounds)
 
     def _agenda_of(self, decodes: Sequence[Decode]) -> Agenda:

@@ -58,31 +58,39 @@ class Naps:
 
     def __init__(self) -> None:
         self._awake = self._asleep = 0
-        """Rounds that were timed, one behind the other, and that were not since, of..."""
+        """Rounds that were timed and have shown what they take, and that were not since, of..."""
         self._length = NAP
         """... so many."""
+        self._drafting = False
+        """Whether the model drafted in those that were timed."""
 
-    @property
-    def ahead(self) -> bool:
-        """Whether the next such round is one of these."""
-        return self._awake >= AWAKE and self._asleep < self._length
+    def ahead(self, drafting: bool) -> bool:
+        """Whether the next such round is one of these. drafting: by the model."""
+        rested = self._awake >= AWAKE and self._drafting == drafting
+        return rested and self._asleep < self._length
 
-    def due(self) -> bool:
+    def due(self, drafting: bool) -> bool:
         """The same of this round, which is counted."""
-        if self.ahead:
+        if self.ahead(drafting):
             self._asleep += 1
             return True
         return False
 
     def woke(self) -> bool:
         """A round is timed. Whether it follows another such one."""
-        follows = not self._asleep
-        if not follows:
-            whole = self._asleep == self._length
-            self._length = min(2 * self._length, LONGEST_NAP) if whole else NAP
-        self._awake = self._awake * follows + 1
-        self._asleep = 0
-        return follows
+        if not self._asleep:
+            return True
+        whole = self._asleep == self._length
+        self._length = min(2 * self._length, LONGEST_NAP) if whole else NAP
+        self._awake = self._asleep = 0
+        return False
+
+    def timed(self, drafting: bool, shows: bool) -> None:
+        """The round has ended. shows: what such rounds take: not, where requests come and go."""
+        if not shows or drafting != self._drafting:
+            self._awake, self._length = 0, NAP
+        self._awake += shows
+        self._drafting = drafting
 
 
 class Pauses:
