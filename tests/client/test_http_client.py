@@ -111,6 +111,17 @@ def test_silence_past_the_timeout():
         answer([httpx2.ReadTimeout("")])
 
 
+@pytest.mark.parametrize(("timeout", "kind"), [(0.5, DeadlineExceeded), (60, Unavailable)])
+def test_a_connection_that_takes_too_long(timeout, kind):
+    """Too long for the request, or for a connection."""
+
+    def refuse(request):
+        raise httpx2.ConnectTimeout("")
+
+    with HttpClient(transport=httpx2.MockTransport(refuse)) as client, pytest.raises(kind):
+        client.generate("x", timeout=timeout)
+
+
 def test_a_slow_trickle_ends_at_the_deadline_too():
     body = Body([frame(FIRST), frame(LAST)])
     with (

@@ -63,6 +63,18 @@ def test_a_load_that_fails_with_drafts_alone_is_no_load_less():
     assert int(keys["speculative_disable_by_batch_size"]) <= 8
 
 
+def test_lengths_are_compared_by_the_loads_that_both_serve():
+    found = sweep(plain=[100] * 4, d4=[1, 160, 130, 110], d8=[170, 150, 120, 1])
+    late = {(1, 4), (8, 8)}
+    found = [
+        failed(one.load, one.draft_tokens, "The queue is full.")
+        if (one.load.value, one.draft_tokens) in late
+        else one
+        for one in found
+    ]
+    assert best_length(found) == 4
+
+
 def test_a_load_that_fails_anyway_says_nothing():
     found = sweep(plain=[100], d4=[180])
     found += [failed(Load("concurrency", 2), length, "The queue is full.") for length in (0, 4)]
