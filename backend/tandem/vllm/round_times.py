@@ -13,7 +13,7 @@ import importlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, NamedTuple
 
@@ -62,33 +62,31 @@ SEAMS = (_EXECUTE, _SAMPLE, _PROPOSE, _ANSWER, _UPDATE, _STATS)
 
 def register() -> None:
     """The entry point, called once in every process of vLLM."""
-    wrong = troubles(SEAMS)
-    if wrong:
-        logger.error("vLLM's rounds are not timed: %s.", "; ".join(wrong))
+    if not _are_there(SEAMS, "rounds"):
         return
     _EXECUTE.replace(_begun)
     _SAMPLE.replace(_timed(VERIFYING))
     _PROPOSE.replace(_timed(DRAFTING))
     _ANSWER.replace(_handed_over)
     _UPDATE.replace(_with_times)
-    if _on_gpus():
-        _register_second()
+    if _on_gpus() and _are_there(SECOND_SEAMS, "rounds by the second runner"):
+        _SECOND_EXECUTE.replace(_begun)
+        _SECOND_SAMPLE.replace(_timed(VERIFYING))
+        _SECOND_ANSWER.replace(_drafted)
+        _SECOND_ANSWER.replace(_handed_over)
+
+
+def _are_there(seams: Sequence[Seam], what: str) -> bool:
+    """Otherwise the log names those that are not."""
+    wrong = troubles(seams)
+    if wrong:
+        logger.error("vLLM's %s are not timed: %s.", what, "; ".join(wrong))
+    return not wrong
 
 
 def _on_gpus() -> bool:
     """Elsewhere the second runner cannot even be imported."""
     return bool(importlib.import_module("vllm.platforms").current_platform.is_cuda_alike())
-
-
-def _register_second() -> None:
-    wrong = troubles(SECOND_SEAMS)
-    if wrong:
-        logger.error("Rounds of vLLM's second runner are not timed: %s.", "; ".join(wrong))
-        return
-    _SECOND_EXECUTE.replace(_begun)
-    _SECOND_SAMPLE.replace(_timed(VERIFYING))
-    _SECOND_ANSWER.replace(_drafted)
-    _SECOND_ANSWER.replace(_handed_over)
 
 
 def times_in(scheduler_stats: Any) -> dict[str, float]:
