@@ -35,6 +35,8 @@ class Run(NamedTuple):
     drafted: int = 0
     accepted: int = 0
     rounds: int = 0
+    first_seconds: float = 0.0
+    """That the prompts and one token took by themselves, where that was timed too."""
 
 
 class Summary(NamedTuple):
@@ -46,6 +48,8 @@ class Summary(NamedTuple):
     tokens_per_round: float
     by_repeat: list[float]
     """Tokens a second of each repeat."""
+    first_seconds: float
+    """That the prompt and one token took by themselves, the mean over prompts."""
 
 
 Batch = list[list[int]]
@@ -103,10 +107,11 @@ def summarized(runs: Runs) -> dict[str, Summary]:
 
 def _summary(repeats: list[list[Run]]) -> Summary:
     of_inputs = zip(*repeats, strict=True)
-    tokens, seconds = 0.0, 0.0
+    tokens, seconds, first = 0.0, 0.0, 0.0
     for runs in of_inputs:  # what disturbs the machine lasts for some runs, not for most of them
         tokens += statistics.median(run.tokens for run in runs)
         seconds += statistics.median(run.seconds for run in runs)
+        first += statistics.median(run.first_seconds for run in runs)
     every = [run for runs in repeats for run in runs]
     drafted, rounds = sum(r.drafted for r in every), sum(r.rounds for r in every)
     accepted = sum(r.accepted for r in every)
@@ -115,6 +120,7 @@ def _summary(repeats: list[list[Run]]) -> Summary:
         accepted / drafted if drafted else 0.0,
         1 + accepted / rounds if rounds else 1.0,
         [sum(r.tokens for r in runs) / sum(r.seconds for r in runs) for runs in repeats],
+        first / len(repeats[0]),
     )
 
 

@@ -11,7 +11,6 @@ they are for the small one.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -20,8 +19,10 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
+from benchmarks import common
 from benchmarks.common import (
     Batch,
+    Run,
     Runs,
     Summary,
     interleave,
@@ -32,7 +33,7 @@ from benchmarks.common import (
     summarized,
 )
 from benchmarks.contenders import Contender, model_folder, started
-from benchmarks.peers.process import OPENVINO, TANDEM, TRANSFORMERS, VLLM
+from benchmarks.peers.process import OPENVINO, TANDEM, TRANSFORMERS, VLLM, Peer
 from tandem.tokenizer import Tokenizer
 
 KINDS = ("heldout", "repetitive")
@@ -101,9 +102,7 @@ def _measure(
             ):
                 peers[one.title] = stack.enter_context(started(one, folder, threads))
                 versions[one.software.name] = peers[one.title].version
-            contenders = {
-                title: partial(peer.run, new_tokens=new_tokens) for title, peer in peers.items()
-            }
+            contenders = {title: _timed(peer, new_tokens) for title, peer in peers.items()}
             for kind in KINDS:
                 found = interleave(contenders, inputs[kind], repeats)
                 for title, more in found.items():
@@ -114,8 +113,20 @@ def _measure(
     weights = (folder / "model.safetensors").stat().st_size
     result: dict[str, Any] = {"weights_bytes": weights, "versions": versions}
     for kind in KINDS:
-        result[kind] = _report(f"{target.name}, {kind}", summarized(runs[kind]), texts[kind])
+        result[kind] = _report(
+            f"{target.name}, {kind}", summarized(runs[kind]), texts[kind], new_tokens
+        )
     return result
+
+
+def _timed(peer: Peer, new_tokens: int) -> common.Contender:
+    """Generates twice: one token, for the time that the prompt takes, and all of them."""
+
+    def run(batch: Batch) -> Run:
+        first = peer.run(batch, 1)
+        return peer.run(batch, new_tokens)._replace(first_seconds=first.seconds)
+
+    return run
 
 
 def _inputs(folder: Path, kind: str, count: int) -> list[Batch]:
@@ -123,16 +134,22 @@ def _inputs(folder: Path, kind: str, count: int) -> list[Batch]:
     return [[tokenizer.encode(text)[:PROMPT_TOKENS]] for text in prompts(kind, count)]
 
 
+def _decoding(of: Summary, new_tokens: int) -> float:
+    """Tokens a second behind the first one."""
+    return (new_tokens - 1) / (new_tokens / of.tokens_per_second - of.first_seconds)
+
+
 def _report(
-    title: str, found: dict[str, Summary], texts: dict[str, list[list[int]]]
+    title: str, found: dict[str, Summary], texts: dict[str, list[list[int]]], new_tokens: int
 ) -> dict[str, Any]:
-    base = found[PLAIN[0].title].tokens_per_second
     own = texts[PLAIN[0].title]
     result: dict[str, Any] = {}
     for name, summary in found.items():
         same = [a == b for a, b in zip(texts[name], own, strict=True)]
         result[name] = {
             "tokens_per_second": round(summary.tokens_per_second, 1),
+            "first_token_ms": round(1e3 * summary.first_seconds, 2),
+            "decoding_tokens_per_second": round(_decoding(summary, new_tokens), 1),
             "acceptance_rate": round(summary.acceptance_rate, 3),
             "by_repeat": [round(speed, 1) for speed in summary.by_repeat],
             "same_texts": f"{sum(same)} of {len(same)}",
@@ -141,14 +158,24 @@ def _report(
         (
             name,
             f"{one['tokens_per_second']:.0f}",
-            f"{one['tokens_per_second'] / base:.2f}×",
+            *of_plain(result, name),
+            f"{one['first_token_ms']:.1f}",
             f"{min(one['by_repeat']):.0f} to {max(one['by_repeat']):.0f}",
             one["same_texts"],
         )
         for name, one in result.items()
     ]
-    show(title, ["", "tokens/s", "of plain", "repeats", "same text"], rows)
+    columns = ["", "tokens/s", "of plain", "decoding", "first ms", "repeats", "same text"]
+    show(title, columns, rows)
     return result
+
+
+def of_plain(of: dict[str, Any], name: str) -> tuple[str, str]:
+    """A contender's speed by our plain decoding's, with the prompt and without it."""
+    plain, one = of[PLAIN[0].title], of[name]
+    keys = "tokens_per_second", "decoding_tokens_per_second"
+    whole, decoding = (f"{one[key] / plain[key]:.2f}×" for key in keys)
+    return whole, decoding
 
 
 if __name__ == "__main__":

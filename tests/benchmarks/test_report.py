@@ -18,7 +18,11 @@ MACHINE = {
 }
 SPEED = {"tokens_per_second": 150.0, "acceptance_rate": 0.5, "by_repeat": [1.0]}
 RATIO = [0.99, 0.97, 1.01]
-KIND = {"Tandem, plain": SPEED | {"same_texts": "5 of 5"}}
+ALONE = SPEED | {"same_texts": "5 of 5", "first_token_ms": 15.5}
+KIND = {
+    "Tandem, plain": ALONE | {"decoding_tokens_per_second": 160.0},
+    "Another": ALONE | {"tokens_per_second": 75.0, "decoding_tokens_per_second": 120.0},
+}
 METHOD = {"mean_acceptance_length": 3.25, "batch 1": SPEED, "batch 8": SPEED}
 RESULTS = {
     "compare": {
@@ -61,7 +65,7 @@ RESULTS = {
     },
 }
 SHOWN = {
-    "compare": "| Tandem, plain | 150 | 1.00× | 150 | 1.00× | 5 of 5 |",
+    "compare": "| Another | 75 | 0.50× | 0.75× | 75 | 0.50× | 0.75× | 15.5 | 5 of 5 |",
     "throughput": "| Tandem, plain | 151 | 401 |",
     "steps": "| 16.00× | 20.5 | 71% |",
     "adaptive": "| 2 | 150 | 150 | 150 | 150 | 150 | 0.99× (0.97 to 1.01) |",
