@@ -1,18 +1,20 @@
 """Measures the GPU path in one run: `python -m tools.gpu_bench`, at most nine minutes on one GPU.
 
 The target has the shape of an 8B Llama in bfloat16, with random weights; its draft computes the
-same function (gpu_models.py), so that all it proposes is accepted. After each part what is measured
-so far is written as JSON. `--shape tiny --device cpu` tries the script where there is no GPU.
+same function (gpu_models.py), so that nearly all it proposes is accepted. What is measured so far
+is written as JSON after each figure; of a part that fails, why. `--shape tiny --device cpu` tries
+the script where there is no GPU.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import replace
+import traceback
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -29,10 +31,10 @@ from tandem.attention.paged import PagedKVCache
 from tandem.attention.plan import Query
 from tandem.drafting.chain import ChainProposer
 from tandem.models.config import read_model_config
-from tools.gpu_models import SHAPES, make_pair, size_of
+from tools.gpu_models import SHAPES, make_pair, read_in_a_pass
 
 OUT = Path(__file__).parents[1] / "benchmarks" / "results" / "gpu.json"
-CONTEXT = 512
+CONTEXT, LONG_CONTEXT = 512, 8192  # tokens
 TREE = [-1, 0, 0, 0, 1, 1, 2, 4]
 DRAFTED = (4, 8)
 PROMPT = [7 + 11 * place % 4000 for place in range(128)]
@@ -63,6 +65,18 @@ class Bench(NamedTuple):
             times.append(time.perf_counter() - start)
         return statistics.median(times[3:])
 
+    def kernel_seconds(self, run: Callable[[], object]) -> float:
+        """The median time of what a call launches, its way through Python not included."""
+        if self.device.type != "cuda":
+            return self.seconds(run)
+        return 1e-3 * float(triton.testing.do_bench_cudagraph(run, return_mode="median"))
+
+    def tidy(self) -> None:
+        """Memory of what is gone is free for what comes."""
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def engine(self, method: str = "none", tokens: int = 4) -> Engine:
         """On the target."""
         return Engine(
@@ -88,20 +102,21 @@ class Bench(NamedTuple):
 # -- parts ---------------------------------------------------------------------------------------
 
 
-def kernels(bench: Bench) -> dict[str, Any]:
-    """Attention by the kernels against torch's, on the same cache."""
-    config = replace(read_model_config(bench.target), num_layers=1)
-    blocks = CONTEXT // BLOCK + 1
+def kernels(bench: Bench) -> Iterator[tuple[str, Any]]:
+    """Attention of a layer by the kernels against torch's, over all layers' caches in turn, which
+    a GPU's own cache does not hold."""
+    config = read_model_config(bench.target)
+    blocks, many = CONTEXT // BLOCK + 1, LONG_CONTEXT // BLOCK + 1
     cases = {
         "1 token": [Query(range(blocks), CONTEXT, 1)],
         "a tree of 8": [Query(range(blocks), CONTEXT, 8, TREE)],
+        "a tree of 8 behind a long text": [Query(range(many), LONG_CONTEXT, 8, TREE)],
         "16 requests, 4 tokens each": [
             Query(range(n * blocks, (n + 1) * blocks), CONTEXT, 4) for n in range(16)
         ],
     }
-    cache = PagedKVCache(config, 16 * blocks, BLOCK, torch.bfloat16, bench.device)
+    cache = PagedKVCache(config, max(many, 16 * blocks), BLOCK, torch.bfloat16, bench.device)
     cache.data.normal_()
-    found = {}
     for name, queries in cases.items():
         rows = sum(query.length for query in queries)
         query = torch.randn(rows, config.num_heads, config.head_dim, device=bench.device)
@@ -109,15 +124,20 @@ def kernels(bench: Bench) -> dict[str, Any]:
         milliseconds: dict[str, float] = {}
         for way, by_triton in (("kernels", bench.device.type == "cuda"), ("torch", False)):
             cache.by_triton = by_triton
-            run = partial(cache.plan(queries).attend, query.bfloat16(), cache.data[0])
-            made[way] = run().float()
-            milliseconds[way] = round(1e3 * bench.seconds(run), 4)
+            attend = partial(cache.plan(queries).attend, query.bfloat16())
+            made[way] = attend(cache.data[0]).float()
+            seconds = bench.kernel_seconds(partial(_each, attend, cache.data))
+            milliseconds[way] = round(1e3 * seconds / config.num_layers, 4)
         difference = (made["kernels"] - made["torch"]).abs().max().item()
-        found[name] = {"milliseconds": milliseconds, "greatest_difference": difference}
-    return found
+        yield name, {"milliseconds": milliseconds, "greatest_difference": difference}
 
 
-def passes(bench: Bench) -> dict[str, Any]:
+def _each(attend: Callable[[Tensor], Tensor], caches: Tensor) -> None:
+    for cache in caches:
+        attend(cache)
+
+
+def passes(bench: Bench) -> Iterator[tuple[str, Any]]:
     """A pass by what it verifies, and the share of the memory's limit that a plain one reaches."""
     blocks = list(range(CONTEXT // BLOCK + 2))
     cases = {
@@ -132,35 +152,41 @@ def passes(bench: Bench) -> dict[str, Any]:
             name: bench.seconds(partial(engine.target.forward, [1] * query.length, [query]))
             for name, query in cases.items()
         }
-    speed = size_of(bench.target) / times["1 row"]
-    return {
-        "milliseconds": {name: round(1e3 * one, 3) for name, one in times.items()},
-        "8_rows_by_1": round(times["8 rows"] / times["1 row"], 3),
-        "tree_of_8_by_1": round(times["a tree of 8"] / times["1 row"], 3),
-        "gb_per_s": round(speed / 1e9, 1),
-        "read_gb_per_s": round(limit / 1e9, 1),
-        "of_read_bandwidth": round(speed / limit, 3),
-    }
+    speed = read_in_a_pass(bench.target) / times["1 row"]
+    yield "milliseconds", {name: round(1e3 * one, 3) for name, one in times.items()}
+    yield "8_rows_by_1", round(times["8 rows"] / times["1 row"], 3)
+    yield "tree_of_8_by_1", round(times["a tree of 8"] / times["1 row"], 3)
+    yield "gb_per_s", round(speed / 1e9, 1)
+    yield "read_gb_per_s", round(limit / 1e9, 1)
+    yield "of_read_bandwidth", round(speed / limit, 3)
 
 
-def ours(bench: Bench) -> dict[str, Any]:
-    """Tokens a second of one request, plain and with the draft."""
-    found = {"plain": _by_engine(bench, "none", 1)}
-    for tokens in DRAFTED:
-        found[f"draft model, k = {tokens}"] = _by_engine(bench, "draft_model", tokens)
-        by_passes = _by_engine(bench, "draft_model", tokens, by_passes=True)
-        found[f"draft model, k = {tokens}, pass by pass"] = by_passes
-    return found
+def ours(bench: Bench) -> Iterator[tuple[str, Any]]:
+    """Tokens a second of one request, plain and with the draft, where a round is one launch or
+    is not."""
+    for tokens in (0, *DRAFTED):
+        yield from _of_an_engine(bench, tokens)
+        bench.tidy()
 
 
-def _by_engine(bench: Bench, method: str, tokens: int, by_passes: bool = False) -> dict[str, Any]:
-    """by_passes: a round is not one launch."""
-    params = SamplingParams(temperature=0, max_tokens=bench.new_tokens, ignore_eos=True)
-    with bench.engine(method, tokens) as engine:
-        if by_passes and isinstance(engine.proposer, ChainProposer):
+def _of_an_engine(bench: Bench, tokens: int) -> Iterator[tuple[str, Any]]:
+    """tokens: drafted in a round; 0: plain."""
+    if not tokens:
+        with bench.engine() as engine:
+            yield "plain", _by_engine(bench, engine)
+        return
+    name = f"draft model, k = {tokens}"
+    with bench.engine("draft_model", tokens) as engine:
+        yield name, _by_engine(bench, engine)
+        if isinstance(engine.proposer, ChainProposer):
             engine.proposer.rounds = None
-        time_taken = bench.seconds(lambda: engine.generate(PROMPT, params), repeats=3)
-        (output,) = engine.generate(PROMPT, params)
+        yield f"{name}, pass by pass", _by_engine(bench, engine)
+
+
+def _by_engine(bench: Bench, engine: Engine) -> dict[str, Any]:
+    params = SamplingParams(temperature=0, max_tokens=bench.new_tokens, ignore_eos=True)
+    time_taken = bench.seconds(lambda: engine.generate(PROMPT, params), repeats=3)
+    (output,) = engine.generate(PROMPT, params)
     return {
         "tokens_per_second": round(bench.new_tokens / time_taken, 1),
         "acceptance_rate": round(output.stats.acceptance_rate, 3),
@@ -168,17 +194,16 @@ def _by_engine(bench: Bench, method: str, tokens: int, by_passes: bool = False) 
     }
 
 
-def huggingface(bench: Bench) -> dict[str, Any]:
+def huggingface(bench: Bench) -> Iterator[tuple[str, Any]]:
     """The same by transformers, plain and assisted."""
     model, assistant = (_pretrained(folder, bench.device) for folder in (bench.target, bench.draft))
-    found = {"plain": _by_transformers(bench, model, {})}
+    yield "plain", _by_transformers(bench, model, {})
     for tokens in DRAFTED:
         assistant.generation_config.num_assistant_tokens = tokens
         assistant.generation_config.num_assistant_tokens_schedule = "constant"
         assistant.generation_config.assistant_confidence_threshold = 0.0
         settings = {"assistant_model": assistant}
-        found[f"assisted, k = {tokens}"] = _by_transformers(bench, model, settings)
-    return found
+        yield f"assisted, k = {tokens}", _by_transformers(bench, model, settings)
 
 
 def _pretrained(folder: Path, device: torch.device) -> Any:
@@ -207,6 +232,22 @@ def _by_transformers(bench: Bench, model: Any, settings: dict[str, Any]) -> dict
 
 
 PARTS = (kernels, passes, ours, huggingface)
+Part = Callable[[Bench], Iterator[tuple[str, Any]]]
+
+
+def measure(part: Part, bench: Bench, into: dict[str, Any], write: Callable[[], object]) -> None:
+    """A part's figures as they come; of one that fails, the sentence, and the others go on."""
+    start = time.perf_counter()
+    try:
+        for name, value in part(bench):
+            into[name] = value
+            write()
+    except Exception as error:
+        traceback.print_exc()
+        into["error"] = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
+    into["seconds"] = round(time.perf_counter() - start, 1)
+    write()
+    bench.tidy()
 
 
 def main(
@@ -227,11 +268,13 @@ def main(
         bench = Bench(where, Path(folder, "target"), Path(folder, "draft"), new_tokens)
         make_pair(SHAPES[shape], bench.target, bench.draft, where)
         for part in track(PARTS, description="measuring"):
-            start = time.perf_counter()
-            result[part.__name__] = part(bench)
-            result[part.__name__]["seconds"] = round(time.perf_counter() - start, 1)
-            out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(result, indent=1))
+            into = result[part.__name__] = {}
+            measure(part, bench, into, lambda: out.write_text(_json(result), encoding="utf-8"))
+    print(_json(result))
+
+
+def _json(result: dict[str, Any]) -> str:
+    return json.dumps(result, indent=1) + "\n"
 
 
 if __name__ == "__main__":

@@ -56,9 +56,11 @@ def make_pair(shape: Shape, target: Path, draft: Path, device: torch.device) -> 
         (folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")
 
 
-def size_of(folder: Path) -> int:
-    """Bytes of a checkpoint's weights."""
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+def read_in_a_pass(folder: Path) -> int:
+    """Bytes of a checkpoint's weights, but for the embeddings, of which a row is read."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    whole = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    return whole - 2 * int(config["vocab_size"]) * int(config["hidden_size"])
 
 
 def _config(shape: Shape, layers: int) -> dict[str, Any]:

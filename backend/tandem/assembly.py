@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -131,7 +132,9 @@ def wire(config: EngineConfig, chosen: Chosen, world: World | None, loaded: Load
     blocks = BlockManager(num_blocks, config.block_size, config.enable_prefix_caching, reads_ahead)
     sampler = Sampler(config.seed, chosen.placement.devices[0])
     meters = Meters()
-    model = chosen.model
+    model, on_gpu = chosen.model, chosen.placement.devices[0].type == "cuda"
+    if on_gpu:
+        warm_up(config, target, num_blocks)
     return Parts(
         limits=Limits(model.vocab_size, model.eos_ids, chosen.max_model_len, config.methods),
         tokenizer=chosen.tokenizer,
@@ -145,7 +148,7 @@ def wire(config: EngineConfig, chosen: Chosen, world: World | None, loaded: Load
             target,
             guesser,
             sampler,
-            lambda: pass_times(config, target, num_blocks, chosen.max_model_len),
+            lambda: pass_times(config, target, num_blocks, chosen.max_model_len, on_gpu),
         ),
         sampler=sampler,
     )
@@ -263,20 +266,37 @@ def size_pool(
 
 
 def pass_times(
-    config: EngineConfig, target: Runner, num_blocks: int, max_model_len: int
+    config: EngineConfig, target: Runner, num_blocks: int, max_model_len: int, on_gpu: bool = False
 ) -> Profile:
-    """What the target's passes take. They write into KV blocks, which are free yet."""
-
-    def run(requests: int, each: int, behind: int) -> None:
-        blocks = -(-(behind + each) // config.block_size)
-        places = [range(one * blocks, (one + 1) * blocks) for one in range(requests)]
-        queries = [Query(place, behind, each) for place in places]
-        target.forward([0] * (requests * each), queries).logits[0, 0].item()
-
+    """What the target's passes take. on_gpu: kernels are compiled, and graphs made, by a first pass
+    of each kind."""
+    run = partial(try_pass, target, config.block_size)
     useful = config.max_num_seqs * (1 + config.lookahead)
     most = min(config.max_num_batched_tokens, num_blocks, useful)
     room = num_blocks // BEHIND_TEXTS * config.block_size
-    return profile(run, most, min(TEXT, room, max_model_len))
+    return profile(run, most, min(TEXT, room, max_model_len), warm=on_gpu)
+
+
+def warm_up(config: EngineConfig, target: Runner, num_blocks: int) -> None:
+    """On a GPU kernels are compiled, and graphs made, for steps that decode, lest requests wait for
+    it."""
+    # Triton comes with GPUs alone
+    from tandem.gpu.graphs import MOST_ROWS, SIZES
+
+    for requests in (size for size in SIZES if size <= config.max_num_seqs):
+        for each in sorted({1, 1 + config.lookahead}):
+            blocks = requests * -(-each // config.block_size)
+            if requests * each <= MOST_ROWS and blocks <= num_blocks:
+                try_pass(target, config.block_size, requests, each, 0)
+
+
+def try_pass(target: Runner, block_size: int, requests: int, each: int, behind: int) -> None:
+    """A pass of so many requests with so many rows each, behind texts of so many tokens. It writes
+    into KV blocks, which are free yet."""
+    blocks = -(-(behind + each) // block_size)
+    places = [range(one * blocks, (one + 1) * blocks) for one in range(requests)]
+    queries = [Query(place, behind, each) for place in places]
+    target.forward([0] * (requests * each), queries).logits[0, 0].item()
 
 
 def bytes_a_block(config: EngineConfig, caches: Sequence[Cache], placement: Placement) -> int:

@@ -29,6 +29,7 @@ def test_without_a_gpu_it_says_so(tmp_path):
 
 def test_a_small_one_on_a_cpu(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_bench, "CONTEXT", 128)
+    monkeypatch.setattr(gpu_bench, "LONG_CONTEXT", 256)
     out = tmp_path / "gpu.json"
     result = run("--shape", "tiny", "--device", "cpu", "--new-tokens", "12", "--out", str(out))
     assert result.exit_code == 0, result.output
@@ -44,6 +45,23 @@ def test_a_small_one_on_a_cpu(tmp_path, monkeypatch):
     assert ours[0][:SURE] == theirs[0][:SURE]
     drafted = [case for name, case in cases(found["ours"]) if name != "plain"]
     assert all(case["acceptance_rate"] > 0.9 for case in drafted)
+
+
+def test_a_part_that_fails_is_told_and_the_others_are_measured(tmp_path, monkeypatch):
+    def breaks(bench):
+        yield "first", 1
+        raise RuntimeError("CUDA error: no more.\nCompile with ...")
+
+    def holds(bench):
+        yield "second", 2
+
+    monkeypatch.setattr(gpu_bench, "PARTS", (breaks, holds))
+    out = tmp_path / "gpu.json"
+    assert run("--shape", "tiny", "--device", "cpu", "--out", str(out)).exit_code == 0
+    found = json.loads(out.read_text())
+    assert found["breaks"]["first"] == 1
+    assert found["breaks"]["error"] == "RuntimeError: CUDA error: no more."
+    assert found["holds"]["second"] == 2
 
 
 def cases(part):

@@ -132,11 +132,11 @@ def graphed(model: str, queries: list[Query], taps: list[int] | None) -> None:
     """A padded pass gives what the same pass gives unpadded, and stores nothing elsewhere."""
     from tandem.gpu.graphs import GraphedPasses
 
-    config = EngineConfig(model=model, kv_cache_memory="4MiB", dtype="float32")
+    config = EngineConfig(model=model, kv_cache_memory="4MiB", dtype="float32", devices="cpu")
     with Engine(config) as running, torch.inference_mode():
         runner = running.target
         runner.by_kernels, runner.cache.by_triton = None, True
-        graphs = GraphedPasses(runner.by_layers, runner.cache, lambda run: run)
+        graphs = GraphedPasses(runner.cache, lambda run: run)
         tokens = [RNG.randrange(30) for _ in range(sum(query.length for query in queries))]
         found = []
         for by_graphs in (None, graphs):
@@ -157,7 +157,9 @@ def too_many(model: str) -> None:
 
 def engine(model: str, sampling: dict[str, object], **parameters: object) -> None:
     """Texts are the same as by torch's attention and sampling."""
-    config = EngineConfig(model=model, kv_cache_memory="4MiB", dtype="float32", **parameters)
+    config = EngineConfig(
+        model=model, kv_cache_memory="4MiB", dtype="float32", devices="cpu", **parameters
+    )
     params = SamplingParams(max_tokens=6, ignore_eos=True, **sampling)
     prompts = [[5, 9, 5, 9, 5], list(range(3, 40))]
     texts = []

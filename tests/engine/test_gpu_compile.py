@@ -12,9 +12,14 @@ TARGETS = [GPUTarget("cuda", 80, 32), GPUTarget("cuda", 90, 32)]
 SHARED_MEMORY = 99 << 10  # bytes that every GPU of these kinds has for a program
 
 
-def compiled(kernel, types, constants, target):
+def compiled(kernel, types, constants, target, packed=(), **options):
+    """As it is launched: pointers are to addresses that 16 divides, but for those that begin
+    within another tensor."""
     signature = types | dict.fromkeys(constants, "constexpr")
-    return triton.compile(ASTSource(kernel, signature, constants), target=target)
+    aligned = [name for name, kind in types.items() if kind[0] == "*" and name not in packed]
+    attributes = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+    source = ASTSource(kernel, signature, constants, attributes)
+    return triton.compile(source, target=target, options=options)
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: f"sm_{target.arch}")
@@ -25,7 +30,7 @@ def test_attention(dtype, slots, target):
     types |= words | {"scale": "fp32", "count": "i32", "stride": "i32"}
     constants = {"KV_HEADS": 8, "SHARED": 4, "DIM": 128, "PADDED": 128, "BLOCK": 16}
     constants |= {"ROWS": 64, "SLOTS": slots, "SPLITS": 8, "FIELDS": tree_attention.FIELDS}
-    attend = compiled(tree_attention._attend, types, constants, target)
+    attend = compiled(tree_attention._attend, types, constants, target, packed=["records"])
     assert attend.asm["cubin"]
     assert attend.metadata.shared <= SHARED_MEMORY
     types = {"parts": "*fp32", "weights": "*fp32", "out": f"*{dtype}", "count": "i32"}
@@ -47,4 +52,5 @@ def test_verification(target):
         "UNIT": UNIT,
         "HALF_A_STEP": verification.HALF_A_STEP,
     }
-    assert compiled(verification._judge, types, constants, target).asm["cubin"]
+    options = {"packed": ["seeds"], "num_warps": verification.WARPS}
+    assert compiled(verification._judge, types, constants, target, **options).asm["cubin"]

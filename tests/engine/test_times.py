@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.assembly import pass_times
+from tandem.assembly import pass_times, warm_up
 from tandem.config import EngineConfig
 from tandem.drafting import times
 from tandem.drafting.times import Times, profile
 from tandem.models.decoder import Passed
 
 
-def profiled(monkeypatch, seconds, most, text=64):
+def profiled(monkeypatch, seconds, most, text=64, warm=False):
     """By a clock that passes alone move on, and these passes: requests, rows of each, text."""
     now, passes = [0.0], []
     monkeypatch.setattr(times, "time", SimpleNamespace(perf_counter=lambda: now[0]))
@@ -22,7 +22,7 @@ def profiled(monkeypatch, seconds, most, text=64):
         passes.append((requests, each, behind))
         now[0] += seconds(requests, each, behind, len(passes))
 
-    return profile(run, most, text), passes
+    return profile(run, most, text, warm), passes
 
 
 def test_a_profile_takes_the_least_of_some_tries_and_stops_at_the_most(monkeypatch):
@@ -36,6 +36,19 @@ def test_a_profile_takes_the_least_of_some_tries_and_stops_at_the_most(monkeypat
 def test_long_passes_are_profiled_but_once(monkeypatch):
     _, passes = profiled(monkeypatch, lambda *_: 1.0, 4, text=1)
     assert passes == [(4, 1, 0), (2, 1, 0), (1, 1, 0)]
+
+
+def test_a_first_pass_that_compiles_is_not_timed(monkeypatch):
+    met = set()
+
+    def seconds(many, each, behind, _):
+        known = (many, each, behind) in met
+        met.add((many, each, behind))
+        return 1e-3 * many if known else 2.0
+
+    found, _ = profiled(monkeypatch, seconds, 20, warm=True)
+    assert found.rows == {rows: pytest.approx(1e-3 * rows) for rows in (1, 2, 4, 8, 12, 14, 16)}
+    assert found.texts == pytest.approx((0, 0))
 
 
 @pytest.mark.parametrize(("most", "text"), [(512, 256), (64, 64), (20, 64), (2, 3), (40, 2000)])
@@ -116,18 +129,32 @@ def test_a_size_that_was_not_seen_for_long_is_learnt_sooner():
     assert often.of(64) < 1.15 < 1.2 < seldom.of(64)
 
 
+class Target:
+    """Keeps what passes are over."""
+
+    def __init__(self):
+        self.passes = []
+
+    def forward(self, tokens, queries):
+        assert len(tokens) == sum(query.length for query in queries)
+        self.passes.append(queries)
+        return Passed(torch.zeros(1, 1), None)
+
+
+def test_a_gpu_meets_steps_that_decode_before_requests_do(target):
+    values = {"speculative_method": "ngram", "num_speculative_tokens": 4, "max_num_seqs": 32}
+    warm_up(EngineConfig(model=target, **values), tried := Target(), num_blocks=30)
+    shapes = {(len(queries), queries[0].length) for queries in tried.passes}
+    assert {(1, 1), (1, 5), (24, 1), (24, 5)} <= shapes
+    assert max(requests for requests, _ in shapes) == 24  # of 32 each has no block
+    assert all(one.start == 0 for queries in tried.passes for one in queries)
+
+
 @pytest.mark.parametrize(("num_blocks", "max_model_len"), [(2000, 512), (64, 512), (2000, 20)])
 def test_passes_are_profiled_in_blocks_that_nobody_shares(target, num_blocks, max_model_len):
-    passes = []
-
-    class Target:
-        def forward(self, tokens, queries):
-            assert len(tokens) == sum(query.length for query in queries)
-            passes.append(queries)
-            return Passed(torch.zeros(1, 1), None)
-
     config = EngineConfig(model=target, speculative_method="ngram", num_speculative_tokens=4)
-    pass_times(config, Target(), num_blocks, max_model_len)
+    pass_times(config, tried := Target(), num_blocks, max_model_len)
+    passes = tried.passes
     for queries in passes:
         blocks = [block for query in queries for block in query.blocks]
         assert len(set(blocks)) == len(blocks)

@@ -51,20 +51,30 @@ class Profile(NamedTuple):
 
 
 Run = Callable[[int, int, int], object]
-"""A pass of so many requests with so many rows each, behind texts of so many tokens."""
+"""A pass of so many requests with so many rows each, behind texts of so many tokens, ..."""
+Timed = Callable[[int, int, int], float]
+"""... and the seconds that it takes."""
 
 
-def profile(run: Run, most: int, text: int = TEXT) -> Profile:
-    """Of at most `most` rows. text: tokens that a request and its draft may have.
+def profile(run: Run, most: int, text: int = TEXT, warm: bool = False) -> Profile:
+    """Of at most `most` rows. text: tokens that a request and its draft may have. warm: the first
+    pass of a kind is not timed, as where kernels are compiled for it.
 
     Most rows come first: they use memory that nobody has used yet, which takes long once.
     """
+
+    def timed(requests: int, each: int, behind: int) -> float:
+        one = partial(run, requests, each, behind)
+        if warm:
+            one()
+        return _seconds(one)
+
     sizes = sorted((rows for rows in PROFILED if rows <= most), reverse=True)
-    rows = {size: _seconds(partial(run, size, 1, 0)) for size in sizes}
-    return Profile(rows, _profile_texts(run, min(most, sizes[0]), text))
+    rows = {size: timed(size, 1, 0) for size in sizes}
+    return Profile(rows, _profile_texts(timed, min(most, sizes[0]), text))
 
 
-def _profile_texts(run: Run, most: int, text: int) -> TextTimes:
+def _profile_texts(timed: Timed, most: int, text: int) -> TextTimes:
     """By what a text adds to a pass of one row a request, and to one of several."""
     requests = each = BEHIND_TEXTS
     while requests * each > most:
@@ -72,14 +82,14 @@ def _profile_texts(run: Run, most: int, text: int) -> TextTimes:
     behind = text - each
     if each < 2 or behind < 1:
         return TextTimes()
-    one, several = (_added_by_texts(run, requests, many, behind) for many in (1, each))
+    one, several = (_added_by_texts(timed, requests, many, behind) for many in (1, each))
     computing = max(0.0, several - one) / (requests * behind * (each - 1))
     return TextTimes(max(0.0, one / (requests * behind) - computing), computing)
 
 
-def _added_by_texts(run: Run, requests: int, each: int, behind: int) -> float:
+def _added_by_texts(timed: Timed, requests: int, each: int, behind: int) -> float:
     """Seconds."""
-    without, with_texts = (_seconds(partial(run, requests, each, text)) for text in (0, behind))
+    without, with_texts = (timed(requests, each, text) for text in (0, behind))
     return max(0.0, with_texts - without)
 
 

@@ -70,14 +70,18 @@ class CudaGraphs:
 
     def __call__(self, run: Callable[[], Given]) -> Callable[[], Given] | None:
         """What runs it again; None where there is no memory for a graph."""
+        now = torch.cuda.current_stream(self._device)
         try:
-            return self._captured(run)
-        except torch.cuda.OutOfMemoryError:
+            return self._captured(run, now)
+        except (torch.cuda.OutOfMemoryError, torch.AcceleratorError) as error:
+            if "out of memory" not in str(error):
+                raise
+            # where the driver had none, rather than the allocator, the capture's stream is left on
+            torch.cuda.set_stream(now)
             logger.warning("There is no memory for a CUDA graph: such steps go without one.")
             return None
 
-    def _captured(self, run: Callable[[], Given]) -> Callable[[], Given]:
-        now = torch.cuda.current_stream(self._device)
+    def _captured(self, run: Callable[[], Given], now: torch.cuda.Stream) -> Callable[[], Given]:
         self._stream.wait_stream(now)
         with torch.cuda.stream(self._stream):
             run()  # kernels are compiled and libraries set up outside the graph
@@ -101,14 +105,9 @@ class CudaGraphs:
 class GraphedPasses:
     """A model's passes over few rows."""
 
-    def __init__(
-        self,
-        run: Pass,
-        cache: PagedKVCache,
-        capture: Capture[Made],
-    ) -> None:
+    def __init__(self, cache: PagedKVCache, capture: Capture[Made]) -> None:
         device = cache.data.device
-        self._run, self._cache, self._capture = run, cache, capture
+        self._cache, self._capture = cache, capture
         self._shared = cache.config.num_heads // cache.config.num_kv_heads
         self._programs = programs_of(cache.config, device)
         self._replays: dict[Bucket, Callable[[], Made] | None] = {}
@@ -132,15 +131,16 @@ class GraphedPasses:
         )
 
     def forward(
-        self, tokens: Sequence[int], queries: Sequence[Query], taps: Sequence[int] | None
+        self, run: Pass, tokens: Sequence[int], queries: Sequence[Query], taps: Sequence[int] | None
     ) -> Made | None:
         """A pass over T tokens; None where there are too many, or there is no memory for a graph.
-        What it gives is written over by the next pass, but for what was tapped."""
+        What it gives is written over by the next pass, but for what was tapped. run: the model's,
+        the same one always. (Kept here it would keep the model, which has this, from going.)"""
         with self._on:
-            return self._forward(tokens, queries, taps)
+            return self._forward(run, tokens, queries, taps)
 
     def _forward(
-        self, tokens: Sequence[int], queries: Sequence[Query], taps: Sequence[int] | None
+        self, run: Pass, tokens: Sequence[int], queries: Sequence[Query], taps: Sequence[int] | None
     ) -> Made | None:
         count = len(tokens)
         seen, blocks = seen_in(queries), blocks_of(queries)
@@ -169,14 +169,14 @@ class GraphedPasses:
             }
         )
         if bucket not in self._replays:
-            self._replays[bucket] = self._capture(lambda: self._pass(bucket))
+            self._replays[bucket] = self._capture(lambda: self._pass(run, bucket))
         replay = self._replays[bucket]
         if replay is None:
             return None
         hidden, tapped = replay()
         return hidden[:count], None if tapped is None else tapped[:count].clone()
 
-    def _pass(self, bucket: Bucket) -> Made:
+    def _pass(self, run: Pass, bucket: Bucket) -> Made:
         parts = self._inputs.tensors
         batch = Batch(
             parts["records"],
@@ -189,7 +189,7 @@ class GraphedPasses:
         rows = Rows(parts["positions"][: bucket.rows], parts["slots"][: bucket.rows])
         attend = KernelAttention(batch, self._cache.block_size)
         attention = PagedAttention(self._cache, rows, attend)
-        return self._run(parts["tokens"][: bucket.rows], attention, bucket.taps)
+        return run(parts["tokens"][: bucket.rows], attention, bucket.taps)
 
 
 def padded(count: int, sizes: Sequence[int]) -> int:

@@ -17,7 +17,7 @@ from torch import Tensor
 from tandem.verification.judging import KEYED, RANDOM, Judged, RowPlan
 from tandem.verification.noise import FIRST, GOLDEN, SECOND, UNIT, signed
 
-TILE = 1024
+TILE, WARPS = 2048, 8  # a program's: it goes through its row one tile after the other
 HALF_A_STEP = 2.0**-32
 """Of tl.rand, which may be zero: less would make the noise as large as nothing drawn could be."""
 
@@ -55,6 +55,7 @@ def launch(scored: Tensor, q: Tensor | None, plans: Tensor, keys: Tensor, seeds:
             SECOND=signed(SECOND),
             UNIT=UNIT,
             HALF_A_STEP=HALF_A_STEP,
+            num_warps=WARPS,
         )
     return Judged(tokens, kept)
 

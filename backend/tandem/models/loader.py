@@ -88,7 +88,8 @@ def load_decoder(
     Raises `CheckpointError` by tensor name.
     """
     local = local_config(config, shard)
-    model = Decoder(local, dtype)
+    with device:  # read to where it stays
+        model = Decoder(local, dtype)
     parameters = dict(model.named_parameters())
     with ExitStack() as stack:
         tensors = _Tensors(folder, stack)
@@ -97,9 +98,11 @@ def load_decoder(
             target = parameters[slot.parameter].data.narrow(0, slot.start, slot.rows)
             wanted = [whole[name].rows, *_whole_width(parameters[slot.parameter], slot.cut, shard)]
             _fill(target, tensors.part(name, wanted, slot.cut, config, shard))
-    if config.tied_embeddings:
+    if config.tied_embeddings and device.type == "cpu":  # whose kernels lay the head out anew
         model.head.weight.data.copy_(model.embed.weight.data)
-    model.to(device).eval()
+    elif config.tied_embeddings:
+        model.head.weight = model.embed.weight
+    model.eval()
     if device.type == "cpu":
         use_kernels(model, dtype)
     return model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,7 +57,7 @@ class ModelRunner:
             # Triton comes with GPUs alone
             from tandem.gpu.graphs import CudaGraphs, GraphedPasses
 
-            self.by_graphs = GraphedPasses(self.by_layers, self.cache, CudaGraphs(self.device))
+            self.by_graphs = GraphedPasses(self.cache, CudaGraphs(self.device))
 
     def block_bytes(self, block_size: int) -> int:
         """Bytes of KV a block takes."""
@@ -79,11 +80,15 @@ class ModelRunner:
         if self.by_kernels is not None:
             return self.by_kernels.forward(tokens, queries, rows, taps)
         with torch.inference_mode():
+            # before the pass: a GPU would be waited for behind it
+            picked = None if _all_in_order(rows, len(tokens)) else self._indices(rows)
             hidden, features = self._hidden(tokens, queries, taps)
-            if rows is not None:
-                picked = torch.tensor(rows, dtype=torch.int64, device=self.device)
+            if picked is not None:
                 hidden = hidden.index_select(0, picked)
             return Passed(self.model.logits(hidden), features)
+
+    def _indices(self, rows: Sequence[int] | None) -> Tensor:
+        return torch.tensor(rows, dtype=torch.int64, device=self.device)
 
     def _hidden(
         self,
@@ -92,7 +97,7 @@ class ModelRunner:
         taps: Sequence[int] | None,
     ) -> Made:
         if self.by_graphs is not None:
-            found = self.by_graphs.forward(_numbers(tokens), queries, taps)
+            found = self.by_graphs.forward(self.by_layers, _numbers(tokens), queries, taps)
             if found is not None:
                 return found
         flat = torch.as_tensor(tokens, dtype=torch.int64, device=self.device)
@@ -110,6 +115,10 @@ class ModelRunner:
 
         hidden = self.model(tokens, attention.rows.positions, attention, keep if taps else None)
         return hidden, None if taps is None else torch.cat(inputs, -1) if taps else hidden
+
+
+def _all_in_order(rows: Sequence[int] | None, count: int) -> bool:
+    return rows is None or (len(rows) == count and all(map(eq, rows, range(count))))
 
 
 def _numbers(tokens: Sequence[int] | Tensor) -> Sequence[int]:

@@ -109,11 +109,17 @@ def choose_devices(key: str, names: str, count: int) -> tuple[torch.device, ...]
 
 
 def _device(name: str) -> torch.device:
+    """A GPU is not touched here: each process that does so has some of its memory."""
     try:
-        device = torch.empty(1, device=torch.device(name)).device  # with its index
+        device = torch.device(name)
+        if device.type != "cuda":
+            return torch.empty(0, device=device).device
+        there, index = torch.cuda.device_count(), device.index or 0
+        if index >= there:
+            raise RuntimeError(f"torch finds {there} GPUs")
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(
             f"device {name!r} cannot be used ({reason}): choose cpu or auto."
         ) from None
-    return device
+    return torch.device("cuda", index)

@@ -25,9 +25,10 @@ from tandem.runners.rank import Rank, group_file, pin
 HANG_S = 3.0  # a rank that has been silent for so long is lost
 
 
-def _memory() -> str | None:
-    """A folder that is held in memory, where there is one."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+def _meeting_place(on_gpus: bool) -> tempfile.TemporaryDirectory[str]:
+    """A folder of files at which ranks meet, in memory where they exchange tensors by these."""
+    in_memory = not on_gpus and os.access("/dev/shm", os.W_OK)
+    return tempfile.TemporaryDirectory(prefix="tandem-", dir="/dev/shm" if in_memory else None)
 
 
 class RankProcess:
@@ -81,9 +82,12 @@ class World:
         self._closing = False
         self._affinity, self._threads = os.sched_getaffinity(0), torch.get_num_threads()
         self._others = {rank: RankProcess(rank) for rank in range(1, placement.world_size)}
+        on_gpus = placement.devices[0].type == "cuda"
+        self._folder = _meeting_place(on_gpus)
         try:
-            with tempfile.TemporaryDirectory(prefix="tandem-", dir=_memory()) as folder:
-                self.rank = self._join(Path(folder))
+            self.rank = self._join(Path(self._folder.name))
+            if not on_gpus:  # NCCL looks at its file as long as there is a group
+                self._folder.cleanup()
         except BaseException:
             self._kill_all()
             self._tidy()
@@ -92,7 +96,7 @@ class World:
         self._watcher.start()
 
     def _join(self, folder: Path) -> Rank:
-        """Meets the others at files in `folder`, which is not needed afterwards."""
+        """Meets the others at files in `folder`."""
         for ranks in self.placement.groups():
             with group_file(folder, ranks).open("wb") as file:
                 file.truncate(group_file_bytes(len(ranks)))
@@ -136,6 +140,7 @@ class World:
         for other in self._others.values():
             other.close()
         Rank.leave()
+        self._folder.cleanup()
         os.sched_setaffinity(0, self._affinity)
         torch.set_num_threads(self._threads)
 
