@@ -18,7 +18,9 @@ from tandem.request import Prompt, Request, SamplingParams
 logger = logging.getLogger("tandem")
 
 NOTICED = 4096
-"""Characters that take long enough to be tokenized, some milliseconds, for others to be let by."""
+"""Characters that take so long to be tokenized, some milliseconds, that others are let by..."""
+LETS_BY_S = 0.02
+"""... that come less than so much later: no stream of short prompts keeps a long one out."""
 
 
 class Dropped(NamedTuple):
@@ -66,7 +68,7 @@ class Intake:
         """For the engine."""
         self._connection = connection
         self._engine = engine
-        self._submitted = queue.PriorityQueue[tuple[int, int, int, str]]()
+        self._submitted = queue.PriorityQueue[tuple[int, float, int, str]]()
         """Ids: nothing else is left of who was taken back."""
         self._places = itertools.count()
         self._deadlines = Deadlines(queue_timeout)
@@ -99,7 +101,8 @@ class Intake:
             with self._lock:
                 self._waiting[message.request_id] = message
             self._deadlines.add(message.request_id, message.params, message.arrival)
-            rank = message.params.priority, _length(message.prompt), next(self._places)
+            turn = message.arrival + LETS_BY_S * _length(message.prompt)
+            rank = message.params.priority, turn, next(self._places)
             self._submitted.put((*rank, message.request_id))
         elif self._left(message.request_id):
             self._pass_on(Dropped(message.request_id))

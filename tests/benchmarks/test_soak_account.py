@@ -15,7 +15,8 @@ from tools.soak import __main__, runs, shared_memory, traffic
 from tools.soak.account import Account, troubles
 from tools.soak.cores import cores_apart, on_cores
 from tools.soak.health import Asked, too_slow
-from tools.soak.runs import Result, kept
+from tools.soak.reloads import kept
+from tools.soak.runs import Result
 from tools.soak.shared_memory import SharedMemory
 from tools.soak.traffic import Ends
 from tools.soak.watch import OF_LOADS_MIB, Sample, trend
@@ -190,6 +191,17 @@ def test_who_ends_the_traffic_is_not_taken_for_a_client_that_leaves(manner):
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(run())
+
+
+def test_an_overload_must_be_one():
+    found = ends(queue_full=90, length=10)
+    found.refused_s = [0.01] * 80 + [0.3] * 10
+    assert runs._not_an_overload(found, 120) == []
+    assert runs._not_an_overload(found, 130) == ["Clients sent 100 requests of 130."]
+    found.refused_s += [2.5]
+    assert "A refusal took 0.01 s (the median), at most 2.50 s." in runs._not_an_overload(found, 1)
+    found.refused_s = []
+    assert runs._not_an_overload(found, 1) == ["No request was refused."]
 
 
 def test_the_time_ends_a_soak_and_not_the_count():

@@ -10,8 +10,8 @@ IMAGES = sorted(FOLDER.glob("*.Dockerfile"))
 PROBES = "readiness", "liveness"
 
 
-def compose():
-    return yaml.safe_load((FOLDER / "compose.yml").read_text())["services"]
+def compose(name="compose.yml"):
+    return yaml.safe_load((FOLDER / name).read_text())["services"]
 
 
 def manifests(*wanted):

@@ -98,9 +98,22 @@ def test_compose_keeps_what_it_has_measured():
     assert "measured:/prometheus" in services["prometheus"]["volumes"]
 
 
-def test_compose_is_as_its_specification_says():
+def test_compose_has_gpus_where_its_second_file_is_named():
+    more, services = compose("compose.gpu.yml"), compose()
+    assert list(more) == ["triton", "grpc-front"]  # what is built here, all of it
+    assert list(more) == [name for name, service in services.items() if "build" in service]
+    for service in more.values():
+        assert (FOLDER / ".." / service["build"]["dockerfile"]).is_file()
+        assert service["build"]["args"] == ["TRITON_IMAGE"]
+    assert re.search(r"^ARG TRITON_IMAGE=", (FOLDER / "gpu.Dockerfile").read_text(), re.MULTILINE)
+    (devices,) = more["triton"]["deploy"]["resources"]["reservations"]["devices"]
+    assert devices == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
+
+
+@pytest.mark.parametrize("name", ["compose.yml", "compose.gpu.yml"])
+def test_compose_is_as_its_specification_says(name):
     command = [Path(sys.executable).with_name("check-jsonschema"), "--builtin-schema"]
-    command += ["vendor.compose-spec", FOLDER / "compose.yml"]
+    command += ["vendor.compose-spec", FOLDER / name]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
 

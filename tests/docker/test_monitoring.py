@@ -154,9 +154,10 @@ evaluated = pytest.mark.skipif(
 
 
 @evaluated
-def test_prometheus_takes_the_rules():
-    checked = promtool("check", "rules", "rules.yml")
+def test_prometheus_takes_its_configuration_and_the_rules():
+    checked = promtool("check", "config", "prometheus.yml")
     assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert "rules.yml" in checked.stdout
 
 
 @evaluated

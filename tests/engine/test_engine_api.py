@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import shutil
+import weakref
 from pathlib import Path
 
 import pytest
 
-from tandem import SamplingParams
+from tandem import Engine, EngineConfig, SamplingParams
 from tandem.errors import InvalidRequestError, QueueFullError, RequestTimeoutError
 
 PROMPTS = ["t1 t2 t3", "t4 t5", "t6", "t7 t8 t9 t10"]
@@ -400,3 +402,20 @@ def test_without_adaptation_a_request_may_still_name_none(engine, good_draft):
     ]
     assert drafted[0].drafted > 0
     assert drafted[1].drafted == 0
+
+
+@pytest.mark.parametrize("method", ["none", "draft_model", "ngram,draft_model"])
+def test_its_models_go_with_it(method, target):
+    """At once, and not when Python looks for circles: until then a GPU would have no room."""
+    draft = target if "draft_model" in method else None
+    values = {"speculative_method": method, "draft_model": draft, "kv_cache_memory": "4MiB"}
+    gc.collect()
+    gc.disable()
+    try:
+        with Engine(EngineConfig(model=target, **values)) as one:
+            one.generate(["t1 t2"], GREEDY)
+            model = weakref.ref(one.target.model)
+        del one
+        assert model() is None
+    finally:
+        gc.enable()

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from tandem.errors import InvalidRequestError
-from tandem.intake import NOTICED, Dropped, Intake
+from tandem.intake import LETS_BY_S, NOTICED, Dropped, Intake
 from tandem.messages import Abort, Refused, Submit
 from tandem.request import SamplingParams
 from tests.engine.sinks import WAIT_S, until
@@ -58,8 +58,11 @@ def ends(engine: SlowEngine) -> Iterator[tuple[Connection, Intake]]:
     yield ours, Intake(theirs, engine, queue_timeout=QUEUE_TIMEOUT)
 
 
-def submit(name: str, prompt: str = "text", **params: float) -> Submit:
-    return Submit(name, prompt, SamplingParams(**params), time.monotonic())
+def submit(
+    name: str, prompt: str = "text", arrival: float | None = None, **params: float
+) -> Submit:
+    come = time.monotonic() if arrival is None else arrival
+    return Submit(name, prompt, SamplingParams(**params), come)
 
 
 def names(intake: Intake, count: int) -> list[str]:
@@ -73,6 +76,12 @@ def until_read(engine: SlowEngine, count: int) -> None:
     while len(engine.read) < count:
         assert time.monotonic() < end
         time.sleep(0.001)
+
+
+def all_are_here(ours: Connection, intake: Intake) -> None:
+    """What was sent before has been received."""
+    ours.send(Abort("all are here"))
+    assert intake.inbox.get(timeout=WAIT_S) == Abort("all are here")
 
 
 def test_requests_come_prepared_and_in_order(ends, engine):
@@ -104,12 +113,24 @@ def test_long_prompts_let_short_ones_by(ends, engine):
     ours, intake = ends
     ours.send(submit("begun", HUGE))
     until_read(engine, 1)
+    now = time.monotonic()
     for name, prompt in (("huge", HUGE), ("less", HUGE[1:]), ("long", "long"), ("ids", [1, 2])):
-        ours.send(submit(name, prompt))
-    ours.send(Abort("all are here"))
-    assert intake.inbox.get(timeout=WAIT_S) == Abort("all are here")
+        ours.send(submit(name, prompt, now))
+    all_are_here(ours, intake)
     engine.may.release(5)
     assert names(intake, 5) == ["begun", "long", "ids", "less", "huge"]
+
+
+def test_a_long_prompt_lets_by_for_a_while_alone(ends, engine):
+    ours, intake = ends
+    ours.send(submit("begun"))
+    until_read(engine, 1)
+    now, lets_by = time.monotonic(), LETS_BY_S * (len(HUGE) // NOTICED)
+    for name, prompt, later in (("huge", HUGE, 0), ("in time", "a", 0.9), ("late", "a", 1.1)):
+        ours.send(submit(name, prompt, now + later * lets_by))
+    all_are_here(ours, intake)
+    engine.may.release(4)
+    assert names(intake, 4) == ["begun", "in time", "huge", "late"]
 
 
 def test_the_more_important_come_first_however_long(ends, engine):
@@ -118,8 +139,7 @@ def test_the_more_important_come_first_however_long(ends, engine):
     until_read(engine, 1)
     ours.send(submit("short"))
     ours.send(submit("urgent", HUGE, priority=-1))
-    ours.send(Abort("all are here"))
-    assert intake.inbox.get(timeout=WAIT_S) == Abort("all are here")
+    all_are_here(ours, intake)
     engine.may.release(3)
     assert names(intake, 3) == ["begun", "urgent", "short"]
 

@@ -5,6 +5,9 @@ A fake of Triton's module stands in; tests/triton speaks to the real server.
 
 import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 from queue import SimpleQueue
 
 import numpy as np
@@ -21,6 +24,8 @@ fake_pb_utils.install()
 
 from tandem import triton_metrics, triton_model  # noqa: E402
 from tandem.triton_model import TritonPythonModel  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
 
 
 class FakeService:
@@ -101,6 +106,15 @@ def ask(model, **inputs):
     request = Request(inputs)
     model.execute([request])
     return request.sender
+
+
+def test_the_models_process_does_without_torch():
+    """Which is the engine's, in a process of its own."""
+    lines = "import sys", "from tests.engine import fake_pb_utils", "fake_pb_utils.install()"
+    lines += "import tandem.triton_model", "print({'torch', 'vllm'} & {*sys.modules})"
+    command = [sys.executable, "-c", "\n".join(lines)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.stdout == "set()\n", run.stderr
 
 
 def test_tritons_own_timeout_counts(model):

@@ -1,6 +1,8 @@
 """The real perf_analyzer on a real server."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -10,7 +12,7 @@ from tandem.serving import Endpoints
 from tandem.triton_http import HEALTH, OK, ask
 from tandem_client import GrpcClient
 from tools.load_profiles.__main__ import measure, serving
-from tools.load_profiles.profile import FOLDER, Load, ProfileError, load_profile
+from tools.load_profiles.profile import FOLDER, ROOT, Load, ProfileError, load_profile
 from tools.load_profiles.sweep import Sweep
 from tools.load_profiles.target import Drafting, Target, drafting
 
@@ -42,9 +44,18 @@ def write(folder, **values):
     return str(path)
 
 
-def test_a_sweep_and_its_report(target, tmp_path):
-    console = Console(record=True, width=120)
-    path = measure(write(tmp_path), target, tmp_path / "out", console)
+@pytest.mark.parametrize("own", [False, True], ids=["a server that runs", "one of its own"])
+def test_a_sweep_and_its_report(triton_server, tmp_path, own):
+    names = "http", "grpc", "metrics"
+    ports = {name: getattr(triton_server.endpoints, name).rpartition(":")[2] for name in names}
+    command = [sys.executable, "-m", "tools.load_profiles", write(tmp_path), "--out", tmp_path]
+    command += [word for name, port in ports.items() for word in (f"--{name}-port", port)]
+    command += ["--set", "max_num_seqs=8"] if own else []
+    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert ("Measuring a server of its own" in run.stdout) == own
+    path = tmp_path / "tiny" / "report.md"
+    assert f"written: {path}" in run.stdout
     text = path.read_text()
     rows = re.findall(
         r"\| (2 clients|4 requests/s), (plain|up to 8 drafted) \| (\d+) \| (\d+% of \d+)?", text
@@ -53,7 +64,7 @@ def test_a_sweep_and_its_report(target, tmp_path):
     for _, how, speed, accepted in rows:
         assert int(speed) > 0 and bool(accepted) == (how != "plain")
     assert '{ key: "max_queue_size"' in text
-    assert "4/4" in console.export_text()  # the progress bar's end
+    assert "4/4" in run.stdout  # the progress bar's end
 
 
 def test_what_is_measured_is_what_was_sent(target, tmp_path):

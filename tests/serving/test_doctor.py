@@ -70,6 +70,15 @@ def test_a_wrong_parameter_is_named(repository: Path) -> None:
     assert "block_size" in failures(repository, num_speculative_tokens="2", block_size="none")
 
 
+def test_a_missing_environment_fails_a_model_that_is_asked_for(
+    repository: Path,
+) -> None:
+    parameters = {"engine": "vllm", "vllm_python": "/nowhere/python3"}
+    for names, level in ((None, Level.WARNING), (["pair"], Level.FAILURE)):
+        found = [one for one in examine_models(repository, names, parameters) if one.level]
+        assert [(one.level, "make setup-vllm" in one.text) for one in found] == [(level, True)]
+
+
 def test_a_malformed_config_is_named(repository: Path) -> None:
     (repository / "pair" / "config.pbtxt").write_text("backend = python")
     assert "config.pbtxt is no model configuration" in failures(repository)

@@ -62,8 +62,10 @@ def responses(
     parameters: Mapping[str, Any] | None = None,
     model: str = MODEL,
     request_id: str = "",
+    microseconds: int | None = None,
 ) -> Iterator[Response]:
-    """All responses to one request, the final one last; leaving early cancels it."""
+    """All responses to one request, the final one last; leaving early cancels it. microseconds:
+    Triton's own timeout."""
     arrived: queue.Queue[tuple[InferResult | None, InferenceServerException | None]] = queue.Queue()
     client = InferenceServerClient(url)
     client.start_stream(lambda result, error: arrived.put((result, error)))
@@ -73,6 +75,7 @@ def responses(
             tensors(inputs),
             parameters=dict(parameters or {}),
             request_id=request_id,
+            timeout=microseconds,
             enable_empty_final_response=True,
         )
         final = False

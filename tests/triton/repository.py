@@ -14,6 +14,7 @@ SMALL = STEADY | {"max_num_seqs": "1", "max_queue_size": "1", "log_level": "debu
 WARM_UP = """
 model_warmup {
   name: "prompt"
+  batch_size: 1
   inputs {
     key: "text_input"
     value { data_type: TYPE_STRING dims: [ 1 ] input_data_file: "prompt" }

@@ -13,7 +13,7 @@ import pytest
 from tandem.metrics import FINISHED, RUNNING, WAITING
 from tandem_client import AsyncGrpcClient, AsyncHttpClient, GrpcClient, HttpClient, Unavailable
 from tests.triton.conftest import PROMPT
-from tests.triton.protocol import WAIT, responses, sampling, stream, text_of
+from tests.triton.protocol import WAIT, post, responses, sampling, stream, text_of
 from tests.triton.scrape import settled, waited
 
 LONG = {"max_tokens": 1900, "temperature": 0.0, "ignore_eos": True}
@@ -134,10 +134,14 @@ def test_overload_is_refused_with_what_to_do(small):
             queued = await one_that_waits(client)
             with pytest.raises(Unavailable, match=r"max_queue_size.*try again") as error:
                 await client.generate(PROMPT, SHORT)
+            plain = await asyncio.to_thread(post, small.http, {"text_input": PROMPT})
             queued.cancel()
-            return error.value
+            return error.value, plain
 
-    assert asyncio.run(run()).retriable
+    error, plain = asyncio.run(run())
+    assert error.retriable
+    assert plain.status_code == 400  # as Triton answers all errors of models: the words tell
+    assert plain.json()["error"].endswith(str(error))
 
 
 async def one_that_waits(client):

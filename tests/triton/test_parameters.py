@@ -55,6 +55,12 @@ def test_the_tensor_wins_over_the_requests_parameters(urls):
     assert len(ids(urls, {"max_tokens": 3}, sampling_parameters=sampling(max_tokens=6))) == 6
 
 
+def test_tritons_own_timeout_holds(urls):
+    asked = ASK | {"sampling_parameters": sampling(max_tokens=1900)}
+    with pytest.raises(Refused, match=r"timeout of 0\.1 s"):
+        list(responses(urls.grpc, asked, microseconds=100_000))
+
+
 def test_undeclared_keys_of_generate_are_parameters(urls):
     body = {"text_input": PROMPT, "exclude_input_in_output": True}
     keys = {"max_tokens": 5, "temperature": 0, "ignore_eos": True}

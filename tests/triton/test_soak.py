@@ -3,7 +3,8 @@
 import pytest
 
 from tools.soak.cancels import cancels, cells
-from tools.soak.runs import MOST_REQUESTS, Result, faults, overload, reloads, soak
+from tools.soak.reloads import reloads
+from tools.soak.runs import MOST_REQUESTS, Result, faults, overload, soak
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -31,6 +32,7 @@ def test_mixed_traffic_on_vllm():
     assert sum(result.clients.values()) == 400
     assert min(result.clients[one] for one in ("left", "length", "stop", "invalid")) > 0
     assert result.server.outcomes["abort"] > 50
+    assert result.server.preemptions > 0
 
 
 def test_mixed_traffic_while_the_engine_is_killed():
@@ -48,12 +50,19 @@ def test_ten_times_what_can_be_answered():
     assert result.clients["queue_full"] > 0
 
 
+@pytest.mark.vllm
+def test_ten_times_what_vllm_can_answer():
+    result = overload("tandem_vllm", factor=10, seconds=8)
+    check(result)
+    assert result.clients["queue_full"] > 0
+
+
 def test_loads_and_unloads():
-    check(reloads("tandem", times=4))
+    check(reloads("tandem", times=3))
 
 
 def test_loads_and_unloads_of_ranks():
-    check(reloads("tandem_tp", times=3))
+    check(reloads("tandem_tp", times=2))
 
 
 @pytest.mark.vllm
@@ -61,8 +70,9 @@ def test_loads_and_unloads_of_vllm():
     check(reloads("tandem_vllm", times=2))
 
 
-def test_what_clients_leave_is_dropped_in_every_state():
-    found = cancels("tandem", 1, lambda: None)
+@pytest.mark.parametrize("model", ["tandem", pytest.param("tandem_vllm", marks=pytest.mark.vllm)])
+def test_what_clients_leave_is_dropped_in_every_state(model):
+    found = cancels(model, 1, lambda: None)
     assert list(found) == cells()
     for (_, state), [times] in found.items():
         assert 0 < times.noticed <= times.freed

@@ -27,7 +27,8 @@ from rich.progress import (
 from rich.table import Table
 
 from tools.soak.cancels import Times, cancels, cells, summary
-from tools.soak.runs import MOST_REQUESTS, Result, Tick, faults, overload, reloads, soak
+from tools.soak.reloads import reloads
+from tools.soak.runs import MOST_REQUESTS, Result, Tick, faults, overload, soak
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
 

@@ -54,10 +54,16 @@ class Account(NamedTuple):
         )
 
 
+def shown(metrics_url: str) -> str:
+    """What is on /metrics."""
+    with urllib.request.urlopen(f"http://{metrics_url}/metrics", timeout=30) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
 def read(metrics_url: str) -> Account:
     """The account now."""
-    with urllib.request.urlopen(f"http://{metrics_url}/metrics", timeout=30) as answer:
-        text = answer.read().decode()
+    text = shown(metrics_url)
     outcomes: Counter[str] = Counter()
     sums: Counter[str] = Counter()
     for family in text_string_to_metric_families(text):

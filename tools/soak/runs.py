@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
-
-import psutil
-from tritonclient.grpc import InferenceServerClient
 
 from tandem.serving import Endpoints, ServerOptions, TritonServer
 from tandem.serving.overrides import overridden
@@ -22,8 +20,6 @@ from tools.soak.health import Asked, health_asked, too_slow
 from tools.soak.shared_memory import SharedMemory
 from tools.soak.traffic import Ask, Ends, any_ask, closed_loop, open_loop
 from tools.soak.watch import (
-    MIB,
-    OF_LOADS_MIB,
     Footprint,
     Sample,
     Trend,
@@ -44,9 +40,9 @@ FEW_KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
 THROUGHOUT = 0.9  # of the looks at all processes, that saw one which was not started anew
 OVERLOADED = {"kv_cache_memory": "32MiB", "max_queue_size": "64", "queue_timeout": "20"}
 MOST_REQUESTS = 500_000  # a bound; several times what two cores answer in the time that ends a run
+OFFERED = 0.8  # of the requests planned, at least: clients have one core
+REFUSED_S, LATEST_REFUSAL_S = 0.1, 2.0  # the median, and the most, of what a refusal may take
 LOOK_S = 0.5
-UNLOAD_S = 60.0
-TRITON_ALONE = Footprint(processes=1, regions=0, region_mib=0.0)
 Tick = Callable[[], None]
 
 
@@ -199,6 +195,7 @@ def overload(
         rate = fitting.total / (time.monotonic() - begun)
         with health_asked(urls.http, health, lost):
             await open_loop(urls, model, ask, factor * rate, seconds, ends, tick)
+        lost.extend(_not_an_overload(ends, factor * rate * seconds))
         ends.counts += fitting.counts
         ends.odd += fitting.odd
 
@@ -207,6 +204,19 @@ def overload(
         result = _run(one, run)
     found = result.troubles + lost[:10] + too_slow(health) + one.left()
     return result._replace(health=health, troubles=found)
+
+
+def _not_an_overload(ends: Ends, planned: float) -> list[str]:
+    """A sentence if clients sent far fewer requests than planned, or had to wait for refusals."""
+    found, waits = list[str](), sorted(ends.refused_s)
+    if ends.total < OFFERED * planned:
+        found.append(f"Clients sent {ends.total} requests of {planned:.0f}.")
+    if not waits:
+        return [*found, "No request was refused."]
+    usual, most = statistics.median(waits), waits[-1]
+    if usual > REFUSED_S or most > LATEST_REFUSAL_S:
+        found.append(f"A refusal took {usual:.2f} s (the median), at most {most:.2f} s.")
+    return found
 
 
 def _run(
@@ -226,12 +236,12 @@ def _run(
     least = max(2, THROUGHOUT * looks) if kills else 2
     trends = {name: trend(seen) for name, seen in watch.samples.items() if len(seen) >= least}
     after = one.footprint()
-    grown = _grown({name: seen for name, seen in trends.items() if not seen.is_flat()})
-    found = troubles(ends, account, len(kills)) + grown + _more(before, after)
+    memory = grown({name: seen for name, seen in trends.items() if not seen.is_flat()})
+    found = troubles(ends, account, len(kills)) + memory + _more(before, after)
     return Result(ends.counts, account, trends, watch.samples, before, after, [], found, minutes)
 
 
-def _grown(trends: Mapping[str, Trend]) -> list[str]:
+def grown(trends: Mapping[str, Trend]) -> list[str]:
     """A sentence for each process, whose memory is not flat."""
     return [
         f"The memory of {name} grew by {one.growth_mib:.1f} MiB in the second half."
@@ -244,51 +254,3 @@ def _more(before: Footprint, after: Footprint) -> list[str]:
     if before[:2] == after[:2]:
         return []
     return [f"Before the traffic there was {before}, and now is {after}."]
-
-
-def reloads(model: str, times: int, tick: Tick = lambda: None, log: Path | None = None) -> Result:
-    """Loads, answers and unloads, again and again."""
-    begun, samples, prints = time.monotonic(), list[Sample](), list[Footprint]()
-    held = list[dict[str, int]]()
-    with served(model, {}, log) as one:
-        begin = read(one.server.endpoints.metrics)
-        triton = psutil.Process(one.server.pid)
-        for number in range(times):
-            prints.append(_load_and_unload(one, model))
-            samples.append(Sample(number, triton.memory_info().rss / MIB))
-            held.append({"open files": triton.num_fds(), "threads": triton.num_threads()})
-            tick()
-        account = read(one.server.endpoints.metrics).since(begin)
-    whole = trend(samples[1:] if times > 2 else samples)  # the first is the first of everything
-    trends = {"tritonserver": whole}
-    found = [f"After an unload there was {left}." for left in {*prints} - {TRITON_ALONE}]
-    found += _grown({} if whole.is_flat(OF_LOADS_MIB, share=0) else trends)
-    found += kept(held) + one.left()
-    ends, minutes = {"answered": 2 * times}, (time.monotonic() - begun) / 60
-    memory = {"tritonserver": samples}
-    return Result(ends, account, trends, memory, prints[0], prints[-1], [], found, minutes)
-
-
-def kept(held: Sequence[Mapping[str, int]]) -> list[str]:
-    """A sentence for each thing of which loads leave some behind. held: how many there are behind
-    each unload; fewer than one in two are none of theirs."""
-    more = {what: held[-1][what] - held[0][what] for what in held[0]}
-    return [
-        f"Triton has {count} more {what} than behind the first of {len(held)} unloads."
-        for what, count in more.items()
-        if count > len(held) / 2
-    ]
-
-
-def _load_and_unload(one: Served, model: str) -> Footprint:
-    """What is left behind a load, a reload and an unload."""
-    urls = one.server.endpoints
-    with InferenceServerClient(urls.grpc) as control, GrpcClient(urls.grpc, model) as client:
-        for _ in range(2):
-            control.load_model(model)
-            client.generate("def main():", max_tokens=8)
-        control.unload_model(model)
-    end = time.monotonic() + UNLOAD_S
-    while (left := one.footprint()) != TRITON_ALONE and time.monotonic() < end:
-        time.sleep(0.5)
-    return left

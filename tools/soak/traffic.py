@@ -101,17 +101,21 @@ class Ends:
         """Of those that left: how many had had a part of their answer."""
         self.odd: list[str] = []
         """What should not have happened."""
+        self.refused_s: list[float] = []
+        """What refusals for a full queue took."""
 
     @property
     def total(self) -> int:
         return self.counts.total()
 
-    def add(self, error: TandemError) -> str:
-        """A request that was answered with an error; which."""
+    def add(self, error: TandemError, seconds: float) -> str:
+        """A request that was answered with an error, which took so long; which one."""
         text = str(error)
         known = (outcome for words, outcome in REFUSALS.items() if words in text)
         outcome = "invalid" if isinstance(error, InvalidArgument) else next(known, "lost")
         self.counts[outcome] += 1
+        if outcome == "queue_full":
+            self.refused_s.append(seconds)
         if outcome == "lost":
             self.odd.append(f"{type(error).__name__}: {text}")
         return outcome
@@ -119,7 +123,7 @@ class Ends:
 
 async def send(client: AsyncClient, ask: Ask, ends: Ends) -> None:
     """One request from its beginning to its end, which is counted."""
-    reading = asyncio.create_task(_read(client, ask))
+    reading, begun = asyncio.create_task(_read(client, ask)), time.monotonic()
     try:
         if ask.manner == "leave before":
             await asyncio.wait({reading}, timeout=ask.seconds)
@@ -135,7 +139,7 @@ async def send(client: AsyncClient, ask: Ask, ends: Ends) -> None:
         ends.counts["lost"] += 1
         ends.odd.append(f"no end within {PATIENCE_S:g} s: {ask}")
     except TandemError as error:
-        if ends.add(error) == LOST:
+        if ends.add(error, time.monotonic() - begun) == LOST:
             await asyncio.sleep(AGAIN_S)
     else:
         ends.counts[reason] += 1

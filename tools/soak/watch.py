@@ -6,6 +6,7 @@ import statistics
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -52,6 +53,15 @@ def role(process: psutil.Process) -> str:
     command = process.cmdline()
     named = [name for module, name in MODULES.items() if module in command]
     return named[0] if named else Path(command[0]).name if command else "ended"
+
+
+def engines_of(server: TritonServer) -> set[int]:
+    """Ids of the engines' processes: behind a reload there are two for a moment."""
+    found = set()
+    for one in psutil.Process(server.pid).children(recursive=True):
+        with suppress(psutil.Error):  # it has just ended
+            found |= {one.pid} if role(one) == "engine" else set()
+    return found
 
 
 def parts_of_engine(server: TritonServer) -> list[psutil.Process]:

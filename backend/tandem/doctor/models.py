@@ -7,7 +7,7 @@ from typing import Any
 from tandem.config import HEADS, EngineConfig
 from tandem.doctor.finding import Finding, Level, failure, ok
 from tandem.engine_process import interpreter
-from tandem.errors import TandemError
+from tandem.errors import ConfigError, TandemError
 from tandem.serving.model_config import ServedModel, read_model
 
 
@@ -22,10 +22,10 @@ def examine_models(
         if name not in present:
             yield failure(name, f"not in {repository}", f"choose one of {', '.join(present)}")
             continue
-        yield from _examine(repository / name, parameters)
+        yield from _examine(repository / name, parameters, asked_for=names is not None)
 
 
-def _examine(folder: Path, parameters: Mapping[str, str]) -> Iterator[Finding]:
+def _examine(folder: Path, parameters: Mapping[str, str], asked_for: bool) -> Iterator[Finding]:
     try:
         model = read_model(folder)
         if not (model.version_folder / "model.py").is_file():
@@ -34,11 +34,19 @@ def _examine(folder: Path, parameters: Mapping[str, str]) -> Iterator[Finding]:
             {**model.parameters, **parameters}, model.version_folder
         )
         yield ok(folder.name, f"parameters are valid, speculation by {config.method}")
-        interpreter(config)
+        yield from _environment(folder.name, config, asked_for)
         if config.engine == "native":
             yield from _checkpoints(model, config)
     except TandemError as error:
         yield failure(folder.name, str(error), "")
+
+
+def _environment(name: str, config: EngineConfig, asked_for: bool) -> Iterator[Finding]:
+    """Its engine's interpreter: that of a model which nobody has asked for may yet be to come."""
+    try:
+        interpreter(config)
+    except ConfigError as error:
+        yield Finding(Level.FAILURE if asked_for else Level.WARNING, name, str(error))
 
 
 def _checkpoints(model: ServedModel, config: EngineConfig) -> Iterator[Finding]:
