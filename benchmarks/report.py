@@ -68,9 +68,9 @@ except for the mixtures. Tokens a second at batch 1 and 8, as a multiple of plai
 same run."""
 SERVING = """## Through Triton
 
-The same engine in-process and through a real tritonserver with gRPC streams, tokens a second.
-`vllm_backend`'s own model was not measured beside it: the Python stub of this server takes NumPy 1,
-vLLM needs NumPy 2."""
+Each engine by itself and through a real tritonserver with gRPC streams, tokens a second: ours in
+the caller's process, and vLLM's `LLM` beside our model around vLLM. `vllm_backend`'s own model was
+not measured beside them: the Python stub of this server takes NumPy 1, vLLM needs NumPy 2."""
 GPU = "## GPU"
 NO_GPU = "Not measured: no GPU was at hand."
 GPU_TEXT = "{device}, torch {torch}, triton {triton}: measured in one run of tools/gpu_bench.py."
@@ -214,12 +214,12 @@ def _serving(found: dict[str, Any] | None) -> list[str]:
     rows = [
         (name, f"{of['in_process']:.0f}", f"{of['triton']:.0f}", f"{of['ratio']:.0%}")
         for name, of in found.items()
-        if name.startswith("batch")
+        if "batch" in name
     ]
     return [
         SERVING,
         machine_line(found["machine"]),
-        table(["", "in-process", "Triton", "ratio"], rows),
+        table(["", "by itself", "Triton", "ratio"], rows),
     ]
 
 
