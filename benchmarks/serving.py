@@ -9,33 +9,43 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import chain
 from typing import Annotated, NamedTuple
 
 import grpc
+import psutil
 import torch
 import typer
 from rich.console import Console
 from rich.progress import track
 from tritonclient.grpc import service_pb2
 
-from benchmarks.common import MODELS, ROOT, machine, prompts, save, show
+from benchmarks.common import CACHE, MODELS, ROOT, machine, prompts, save, show
 from benchmarks.contenders import Contender, started
-from benchmarks.peers.process import VLLM, Peer
+from benchmarks.peers.process import VLLM, Peer, settle
 from tandem import Engine, EngineConfig, SamplingParams
 from tandem.serving import ServerOptions, TritonServer
+from tandem.serving.model_config import read_model
 from tandem.serving.overrides import overridden
 from tandem.tokenizer import Tokenizer
 from tandem_client.wire import to_proto
 
 BATCHES = (1, 8)
-REST_S = 1.0
 METHODS = {"plain": ("none", 0), "draft model k=4": ("draft_model", 4)}
-# As vLLM is by itself: its graphs are compiled, and no repeat knows its prompt.
-BARE = {"vllm_engine_args": "{}", "enable_prefix_caching": "false"}
+REPOSITORY = ROOT / "model_repository"
+NATIVE = {"enable_prefix_caching": "false", "num_speculative_tokens": "4"}
+# As vLLM is by itself (`vllm_engine`): compiled, and drafting at every batch size.
+OF_VLLM = {
+    "vllm_engine_args": "{}",
+    "enable_prefix_caching": "false",
+    "max_model_len": "1024",
+    "max_num_seqs": str(max(BATCHES)),
+    "speculative_disable_by_batch_size": "",
+}
 Side = Callable[[list[str]], float]
 """Tokens a second of all these prompts together."""
 
@@ -56,26 +66,26 @@ def main(
     texts = prompts("heldout", max(BATCHES))
     result: dict[str, object] = {"machine": machine(), "new_tokens": new_tokens}
     rows = []
-    for cases in (_native(new_tokens), _vllm(new_tokens)):
-        for case in cases:
-            for batch in BATCHES:
-                name = f"{case.name}, batch {batch}"
-                pairs = _measure(name, case, texts[:batch], repeats)
-                inside, served = (statistics.median(speeds) for speeds in zip(*pairs, strict=True))
-                ratio = statistics.median(b / a for a, b in pairs)
-                rows.append((name, f"{inside:.0f}", f"{served:.0f}", f"{ratio:.0%}"))
-                result[name] = {"in_process": inside, "triton": served, "ratio": ratio}
+    for case in chain(_native(new_tokens), _vllm(new_tokens)):
+        for batch in BATCHES:
+            name = f"{case.name}, batch {batch}"
+            pairs = _measure(name, case, texts[:batch], repeats)
+            inside, served = (statistics.median(speeds) for speeds in zip(*pairs, strict=True))
+            ratio = statistics.median(b / a for a, b in pairs)
+            rows.append((name, f"{inside:.0f}", f"{served:.0f}", f"{ratio:.0%}"))
+            result[name] = {"in_process": inside, "triton": served, "ratio": ratio}
+            save("serving", result)
     show("tokens/s of all requests together", ["", "by itself", "Triton, gRPC", "ratio"], rows)
-    save("serving", result)
 
 
 def _native(new_tokens: int) -> Iterator[Case]:
-    config = EngineConfig(model=MODELS / "target", draft_model=MODELS / "draft")
-    options = ServerOptions(ROOT / "model_repository", ("tandem",))
-    with TritonServer(options) as server, Engine(config) as engine:
+    model = read_model(REPOSITORY / "tandem")
+    values = {**model.parameters, **NATIVE}
+    config = EngineConfig.from_triton_parameters(values, model.version_folder)
+    with _serving("tandem", NATIVE) as server, Engine(config) as engine:
         for name, (_, k) in METHODS.items():
             inside = partial(_in_process, engine, new_tokens, k)
-            served = partial(_through_triton, server.endpoints.grpc, "tandem", new_tokens, k)
+            served = partial(_through_triton, server, "tandem", new_tokens, k)
             yield Case(f"native, {name}", inside, served)
 
 
@@ -86,26 +96,33 @@ def _vllm(new_tokens: int) -> Iterator[Case]:
             contender = Contender(VLLM, method, k)
             threads = torch.get_num_threads()
             peer = stack.enter_context(started(contender, MODELS / "target", threads, max(BATCHES)))
-            values = BARE | {"speculative_method": method, "num_speculative_tokens": str(k or 1)}
-            if method == "none":
-                values["draft_model"] = ""
-            repository = ROOT / "model_repository"
-            made = stack.enter_context(overridden(repository, ("tandem_vllm",), values))
-            server = stack.enter_context(TritonServer(ServerOptions(made, ("tandem_vllm",))))
+            drafts = {} if k else {"draft_model": ""}
+            values = OF_VLLM | {"speculative_method": method} | drafts
+            server = stack.enter_context(_serving("tandem_vllm", values))
             inside = partial(_by_peer, peer, new_tokens)
-            served = partial(_through_triton, server.endpoints.grpc, "tandem_vllm", new_tokens, k)
+            served = partial(_through_triton, server, "tandem_vllm", new_tokens, k)
             yield Case(f"vLLM, {name}", inside, served)
+
+
+@contextmanager
+def _serving(model: str, parameters: Mapping[str, str]) -> Iterator[TritonServer]:
+    log = CACHE / "logs" / f"serving-{model}.log"
+    with (
+        overridden(REPOSITORY, (model,), parameters) as made,
+        TritonServer(ServerOptions(made, (model,), log_path=log)) as server,
+    ):
+        yield server
 
 
 def _measure(name: str, case: Case, texts: list[str], repeats: int) -> list[tuple[float, float]]:
     """Pairs of tokens/s, by itself and through Triton, after one unmeasured pair."""
     pairs = []
-    for _ in track(range(repeats + 1), description=name, console=Console(stderr=True)):
-        speeds = []
-        for side in case[1:]:
-            time.sleep(REST_S)
-            speeds.append(side(texts))
-        pairs.append((speeds[0], speeds[1]))
+    for turn in track(range(repeats + 1), description=name, console=Console(stderr=True)):
+        if turn % 2:
+            inside, served = case.inside(texts), case.served(texts)
+        else:
+            served, inside = case.served(texts), case.inside(texts)
+        pairs.append((inside, served))
     return pairs[1:]
 
 
@@ -128,7 +145,9 @@ def _in_process(engine: Engine, new_tokens: int, k: int, texts: list[str]) -> fl
     return tokens / (time.perf_counter() - start)
 
 
-def _through_triton(url: str, model: str, new_tokens: int, k: int, texts: list[str]) -> float:
+def _through_triton(
+    server: TritonServer, model: str, new_tokens: int, k: int, texts: list[str]
+) -> float:
     """One stream a prompt, all at once, by a client that costs as little as a client can: it
     shares the cores with what it measures. It keeps the raw messages and reads them afterwards."""
     sampling = {"temperature": 0, "max_tokens": new_tokens, "ignore_eos": True}
@@ -144,7 +163,10 @@ def _through_triton(url: str, model: str, new_tokens: int, k: int, texts: list[s
         )
         for text in texts
     ]
-    with grpc.insecure_channel(url) as channel, ThreadPoolExecutor(len(texts)) as pool:
+    with (
+        grpc.insecure_channel(server.endpoints.grpc) as channel,
+        ThreadPoolExecutor(len(texts)) as pool,
+    ):
         call = channel.stream_stream(
             "/inference.GRPCInferenceService/ModelStreamInfer",
             request_serializer=service_pb2.ModelInferRequest.SerializeToString,
@@ -153,6 +175,7 @@ def _through_triton(url: str, model: str, new_tokens: int, k: int, texts: list[s
         start = time.perf_counter()
         answers = list(pool.map(lambda request: list(call(iter([request]))), requests))
         seconds = time.perf_counter() - start
+    settle(psutil.Process(server.pid), server.log_path)
     for messages in answers:
         for message in messages:
             error = service_pb2.ModelStreamInferResponse.FromString(message).error_message

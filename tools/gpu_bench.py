@@ -69,6 +69,7 @@ class Bench(NamedTuple):
         """The median time of what a call launches, its way through Python not included."""
         if self.device.type != "cuda":
             return self.seconds(run)
+        self.wait()  # for what was copied: it is launched on a stream that does not
         return 1e-3 * float(triton.testing.do_bench_cudagraph(run, return_mode="median"))
 
     def tidy(self) -> None:

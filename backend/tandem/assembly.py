@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
 
-from tandem.attention.plan import Query
 from tandem.config import EngineConfig
 from tandem.cpu.library import has_kernels
 from tandem.drafting import Proposer
 from tandem.drafting.build import choose_proposer, choose_translation, load_guesser
 from tandem.drafting.heads.features import FeatureGuesser
 from tandem.drafting.steps import Guesser
-from tandem.drafting.times import BEHIND_TEXTS, TEXT, Profile, profile
 from tandem.drafting.vocabulary import Translation
 from tandem.errors import CheckpointError, ConfigError
+from tandem.first_passes import FirstPasses
 from tandem.kv_cache import BlockManager, cpu_kv_memory
 from tandem.limits import Limits
 from tandem.metrics import Meters
@@ -91,12 +89,11 @@ def build(config: EngineConfig) -> Parts:
     chosen = choose(config)
     world = enter(config, chosen.placement)
     try:
-        loaded = load(config, chosen, world)
+        return wire(config, chosen, world, load(config, chosen, world))
     except BaseException:
         if world is not None:
             world.close()
         raise
-    return wire(config, chosen, world, loaded)
 
 
 def choose(config: EngineConfig) -> Chosen:
@@ -132,24 +129,21 @@ def wire(config: EngineConfig, chosen: Chosen, world: World | None, loaded: Load
     blocks = BlockManager(num_blocks, config.block_size, config.enable_prefix_caching, reads_ahead)
     sampler = Sampler(config.seed, chosen.placement.devices[0])
     meters = Meters()
-    model, on_gpu = chosen.model, chosen.placement.devices[0].type == "cuda"
+    model, max_model_len = chosen.model, chosen.max_model_len
+    on_gpu = chosen.placement.devices[0].type == "cuda"
+    taps = guesser and guesser.taps
+    first_passes = FirstPasses(config, target, taps, num_blocks, max_model_len, on_gpu)
     if on_gpu:
-        warm_up(config, target, num_blocks)
+        first_passes.warm_up()
     return Parts(
-        limits=Limits(model.vocab_size, model.eos_ids, chosen.max_model_len, config.methods),
+        limits=Limits(model.vocab_size, model.eos_ids, max_model_len, config.methods),
         tokenizer=chosen.tokenizer,
         world=world,
         target=target,
         blocks=blocks,
         scheduler=Scheduler(config, blocks, meters, draft_reach(config, chosen)),
         meters=meters,
-        proposer=choose_proposer(
-            config,
-            target,
-            guesser,
-            sampler,
-            lambda: pass_times(config, target, num_blocks, chosen.max_model_len, on_gpu),
-        ),
+        proposer=choose_proposer(config, target, guesser, sampler, first_passes.times),
         sampler=sampler,
     )
 
@@ -265,40 +259,6 @@ def size_pool(
     return num_blocks
 
 
-def pass_times(
-    config: EngineConfig, target: Runner, num_blocks: int, max_model_len: int, on_gpu: bool = False
-) -> Profile:
-    """What the target's passes take. on_gpu: kernels are compiled, and graphs made, by a first pass
-    of each kind."""
-    run = partial(try_pass, target, config.block_size)
-    useful = config.max_num_seqs * (1 + config.lookahead)
-    most = min(config.max_num_batched_tokens, num_blocks, useful)
-    room = num_blocks // BEHIND_TEXTS * config.block_size
-    return profile(run, most, min(TEXT, room, max_model_len), warm=on_gpu)
-
-
-def warm_up(config: EngineConfig, target: Runner, num_blocks: int) -> None:
-    """On a GPU kernels are compiled, and graphs made, for steps that decode, lest requests wait for
-    it."""
-    # Triton comes with GPUs alone
-    from tandem.gpu.graphs import MOST_ROWS, SIZES
-
-    for requests in (size for size in SIZES if size <= config.max_num_seqs):
-        for each in sorted({1, 1 + config.lookahead}):
-            blocks = requests * -(-each // config.block_size)
-            if requests * each <= MOST_ROWS and blocks <= num_blocks:
-                try_pass(target, config.block_size, requests, each, 0)
-
-
-def try_pass(target: Runner, block_size: int, requests: int, each: int, behind: int) -> None:
-    """A pass of so many requests with so many rows each, behind texts of so many tokens. It writes
-    into KV blocks, which are free yet."""
-    blocks = -(-(behind + each) // block_size)
-    places = [range(one * blocks, (one + 1) * blocks) for one in range(requests)]
-    queries = [Query(place, behind, each) for place in places]
-    target.forward([0] * (requests * each), queries).logits[0, 0].item()
-
-
 def bytes_a_block(config: EngineConfig, caches: Sequence[Cache], placement: Placement) -> int:
     """KV bytes of a block on the rank that holds most: of both models, where they share ranks."""
     each = [cache.block_bytes(config.block_size) for cache in caches]
@@ -310,6 +270,7 @@ def free_memory(config: EngineConfig, placement: Placement) -> int:
     """Bytes that may become KV cache on a rank where the configuration names no number."""
     device = placement.devices[0]
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # of what loading had for a moment
         free, total = torch.cuda.mem_get_info(device)
         return max(0, int(free - total * (1 - config.gpu_memory_utilization)))
     return cpu_kv_memory(placement.world_size)

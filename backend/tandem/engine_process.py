@@ -26,6 +26,8 @@ LEFT_GRACE_S = 5.0  # for what the engine's process started, behind its end
 VLLM_ENVIRONMENT = ".venv-vllm"
 VLLM_SOCKETS = "VLLM_RPC_BASE_PATH"
 """Names the folder where vLLM's processes find each other. A killed one leaves its sockets."""
+TEMPORARY = "TMPDIR"
+"""Names the folder of temporary files, at one of which ranks on GPUs find each other."""
 PATIENCE = {"GOMP_SPINCOUNT": "20000"}
 """OpenMP's threads keep their cores for some 1 ms of waiting, longer than the engine's own work
 between two passes. By themselves they do for 15 ms, taken from whoever wants the cores too."""
@@ -38,8 +40,9 @@ class EngineProcess:
         self._config = config
         self._scratch = ExitStack()
         environment = PATIENCE | os.environ
-        if config.engine == "vllm":
-            environment[VLLM_SOCKETS] = self._scratch.enter_context(_folder())
+        # What it has there goes with it, however it ends.
+        folder = VLLM_SOCKETS if config.engine == "vllm" else TEMPORARY
+        environment[folder] = self._scratch.enter_context(_folder())
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(

@@ -68,7 +68,7 @@ class Peer:
         self._process.stdin.write(json.dumps({"prompts": batch, "new_tokens": new_tokens}) + "\n")
         self._process.stdin.flush()
         found = self._answer()
-        self._settle()
+        settle(psutil.Process(self._process.pid), self._log)
         answer = Answer(*found["answer"])
         lengths = {len(ids) for ids in answer.ids}
         if lengths != {new_tokens}:
@@ -77,20 +77,6 @@ class Peer:
             self.answers[tuple(prompt)] = ids
         tokens = len(batch) * new_tokens
         return Run(tokens, found["seconds"], answer.drafted, answer.accepted, answer.rounds)
-
-    def _settle(self) -> None:
-        """Waits until its processes rest: some spin for a second yet, and whoever is next would
-        have that core less."""
-        root = psutil.Process(self._process.pid)
-        end = time.monotonic() + SETTLE_S
-        before = _busy_s(root)
-        while time.monotonic() < end:
-            time.sleep(LOOK_S)
-            now = _busy_s(root)
-            if now - before < QUIET * LOOK_S:
-                return
-            before = now
-        raise RuntimeError(f"A peer does not rest after it has answered: see {self._log}.")
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None
@@ -115,6 +101,20 @@ class Peer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def settle(root: psutil.Process, log: Path) -> None:
+    """Waits until it and the processes below it rest: some spin for a second yet, and whoever is
+    next would have that core less."""
+    end = time.monotonic() + SETTLE_S
+    before = _busy_s(root)
+    while time.monotonic() < end:
+        time.sleep(LOOK_S)
+        now = _busy_s(root)
+        if now - before < QUIET * LOOK_S:
+            return
+        before = now
+    raise RuntimeError(f"A process does not rest after it has answered: see {log}.")
 
 
 def _busy_s(root: psutil.Process) -> float:

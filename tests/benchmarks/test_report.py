@@ -55,7 +55,7 @@ RESULTS = {
         "repetitive": {"none": METHOD},
         "mixtures": {"suffix,eagle3": {"suffix": [0.98, 0.99, 1.01]}},
     },
-    "serving": {"batch 1, plain": {"in_process": 171.0, "triton": 158.0, "ratio": 0.92}},
+    "serving": {"vLLM, plain, batch 1": {"in_process": 171.0, "triton": 158.0, "ratio": 0.92}},
     "gpu": {
         "device": "A card",
         "torch": "2.13",
@@ -70,7 +70,7 @@ SHOWN = {
     "steps": "| 16.00× | 20.5 | 71% |",
     "adaptive": "| 2 | 150 | 150 | 150 | 150 | 150 | 0.99× (0.97 to 1.01) |",
     "methods": "| suffix,eagle3 | suffix | 0.990 | 0.980 to 1.010 |",
-    "serving": "| batch 1, plain | 171 | 158 | 92% |",
+    "serving": "| vLLM, plain, batch 1 | 171 | 158 | 92% |",
     "gpu": "| passes: 8 nodes: by one | 1.05 |",
 }
 

@@ -180,7 +180,7 @@ class HostClock:
     """Of a round, without a device."""
 
     def __init__(self) -> None:
-        self.marks = [0.0] * 3
+        self.marks = [0.0] * 2
 
     def mark(self, place: int) -> None:
         self.marks[place] = time.perf_counter()

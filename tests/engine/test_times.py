@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.assembly import pass_times, warm_up
 from tandem.config import EngineConfig
 from tandem.drafting import times
 from tandem.drafting.times import Times, profile
+from tandem.first_passes import FirstPasses
 from tandem.models.decoder import Passed
 
 
@@ -135,7 +135,8 @@ class Target:
     def __init__(self):
         self.passes = []
 
-    def forward(self, tokens, queries):
+    def forward(self, tokens, queries, rows, taps):
+        assert (rows, taps) == (None, (1, 2))
         assert len(tokens) == sum(query.length for query in queries)
         self.passes.append(queries)
         return Passed(torch.zeros(1, 1), None)
@@ -143,7 +144,8 @@ class Target:
 
 def test_a_gpu_meets_steps_that_decode_before_requests_do(target):
     values = {"speculative_method": "ngram", "num_speculative_tokens": 4, "max_num_seqs": 32}
-    warm_up(EngineConfig(model=target, **values), tried := Target(), num_blocks=30)
+    config = EngineConfig(model=target, **values)
+    FirstPasses(config, tried := Target(), (1, 2), num_blocks=30, max_model_len=512).warm_up()
     shapes = {(len(queries), queries[0].length) for queries in tried.passes}
     assert {(1, 1), (1, 5), (24, 1), (24, 5)} <= shapes
     assert max(requests for requests, _ in shapes) == 24  # of 32 each has no block
@@ -153,7 +155,7 @@ def test_a_gpu_meets_steps_that_decode_before_requests_do(target):
 @pytest.mark.parametrize(("num_blocks", "max_model_len"), [(2000, 512), (64, 512), (2000, 20)])
 def test_passes_are_profiled_in_blocks_that_nobody_shares(target, num_blocks, max_model_len):
     config = EngineConfig(model=target, speculative_method="ngram", num_speculative_tokens=4)
-    pass_times(config, tried := Target(), num_blocks, max_model_len)
+    FirstPasses(config, tried := Target(), (1, 2), num_blocks, max_model_len).times()
     passes = tried.passes
     for queries in passes:
         blocks = [block for query in queries for block in query.blocks]

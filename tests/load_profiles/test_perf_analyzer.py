@@ -50,7 +50,7 @@ def test_a_sweep_and_its_report(triton_server, tmp_path, own):
     ports = {name: getattr(triton_server.endpoints, name).rpartition(":")[2] for name in names}
     command = [sys.executable, "-m", "tools.load_profiles", write(tmp_path), "--out", tmp_path]
     command += [word for name, port in ports.items() for word in (f"--{name}-port", port)]
-    command += ["--set", "max_num_seqs=8"] if own else []
+    command += ["--set", "adaptive_speculation=false"] if own else []
     run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     assert ("Measuring a server of its own" in run.stdout) == own

@@ -1,14 +1,17 @@
 """A served model for the contract's tests, and a look at the server's log behind them."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
+from tritonclient.grpc import InferenceServerClient
 
 from tandem.serving import Endpoints, ServerOptions, TritonServer
+from tests.triton import repository
 from tests.triton.protocol import stream, text_of
-from tests.triton.repository import MODEL_REPOSITORY, build
+from tests.triton.repository import MODEL_REPOSITORY
 
 PROMPT = "def main(argv):\n"
 # What a request must never leave in the log: a failure nobody caught.
@@ -36,7 +39,7 @@ def small_server(
     folder = tmp_path_factory.mktemp("small")
     models = ("tandem", "pipeline")
     options = ServerOptions(
-        build(folder / "models", served_model), models, log_path=folder / "server.log"
+        repository.build(folder / "models", served_model), models, log_path=folder / "server.log"
     )
     with TritonServer(options) as server:
         yield server
@@ -69,3 +72,24 @@ def clean_log(triton_server: TritonServer) -> Iterator[None]:
     written = triton_server.log_path.read_text(errors="replace")[before:]
     accidents = [line for line in written.splitlines() if any(word in line for word in _ACCIDENTS)]
     assert not accidents, "\n".join(accidents)
+
+
+@pytest.fixture
+def control(small: Endpoints) -> Iterator[InferenceServerClient]:
+    """Loads and unloads the small server's model, which is there again afterwards."""
+    with InferenceServerClient(small.grpc) as client:
+        yield client
+        if not client.is_model_ready("tandem"):
+            client.load_model("tandem")
+
+
+@pytest.fixture
+def changed(control: InferenceServerClient) -> Callable[..., str]:
+    """The model's configuration as JSON, with other values for some parameters."""
+    config = control.get_model_config("tandem", as_json=True)["config"]
+
+    def build(**values: str) -> str:
+        parameters = {key: {"string_value": value} for key, value in values.items()}
+        return json.dumps(config | {"parameters": config["parameters"] | parameters})
+
+    return build

@@ -12,16 +12,20 @@ OWN_LABELS = ("model", "version", "load")
 
 
 def read(urls):
-    """Samples of this model by name and labels beside its own."""
+    """Samples of this model by name and labels beside its own; of its loads those of the one whose
+    heart beat last, for a process that was killed leaves its own on /metrics."""
     with urllib.request.urlopen(f"http://{urls.metrics}/metrics", timeout=10) as answer:
         text = answer.read().decode()
-    found = {}
+    of_loads, last = {}, {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            labels = {k: v for k, v in sample.labels.items() if k not in OWN_LABELS}
             if sample.name.startswith("tandem_"):
+                labels = {k: v for k, v in sample.labels.items() if k not in OWN_LABELS}
+                found = of_loads.setdefault(sample.labels["load"], {})
                 found[sample.name, *sorted(labels.items())] = sample.value
-    return found
+                if sample.name == HEARTBEAT:
+                    last[sample.labels["load"]] = sample.value
+    return of_loads[max(last, key=last.get)] if last else {}
 
 
 def waited(urls, holds):

@@ -1,44 +1,19 @@
 """Loading, unloading and reloading by a client, a warm-up, and a step of an ensemble."""
 
-import json
 import os
 import re
 import subprocess
 import threading
 import time
 
-import httpx2
 import psutil
 import pytest
-from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
-from tandem.metrics import FAILED, WAITING
 from tandem_client import GrpcClient, TandemError, Unavailable
 from tests.triton.conftest import PROMPT
 from tests.triton.protocol import WAIT, Refused, joined, responses, sampling, stream, text_of
-from tests.triton.repository import MODEL_REPOSITORY, with_parameters
-from tests.triton.scrape import waited
-
-
-@pytest.fixture
-def control(small):
-    with InferenceServerClient(small.grpc) as client:
-        yield client
-        if not client.is_model_ready("tandem"):
-            client.load_model("tandem")
-
-
-@pytest.fixture
-def changed(control):
-    """The model's configuration as JSON, with other values for some parameters."""
-    config = control.get_model_config("tandem", as_json=True)["config"]
-
-    def build(**values):
-        parameters = {key: {"string_value": value} for key, value in values.items()}
-        return json.dumps(config | {"parameters": config["parameters"] | parameters})
-
-    return build
+from tests.triton.repository import MODEL_REPOSITORY
 
 
 @pytest.mark.parametrize("streamed", [True, False])
@@ -136,70 +111,6 @@ def wait_until(condition):
     while not condition():
         assert time.monotonic() < limit
         time.sleep(0.05)
-
-
-@pytest.fixture
-def occupied(control, small, changed):
-    """Loads the model anew with these parameters, and gives an answer that comes meanwhile: with it
-    the one place is taken."""
-    answers = []
-
-    def load(**values):
-        control.load_model("tandem", config=changed(**values))
-        asked = {
-            "text_input": PROMPT,
-            "stream": True,
-            "sampling_parameters": sampling(max_tokens=1900),
-        }
-        answers.append(responses(small.grpc, asked))
-        assert next(answers[0]).text
-        return answers[0]
-
-    yield load
-    answers[0].close()
-    control.load_model("tandem", config=changed())
-
-
-def test_a_reload_swaps_what_its_file_says(control, small, small_server, changed):
-    """As the operator's documents have it: another file by a rename, and one call over HTTP."""
-    file = small_server.options.model_repository / "tandem" / "config.pbtxt"
-    as_it_is = file.read_text()
-    try:
-        for text, drafts in ((with_parameters(as_it_is, EAGLE3), 1), (as_it_is, None)):
-            other = file.with_name("other")
-            other.write_text(text)
-            other.rename(file)
-            url = f"http://{small.http}/v2/repository/models/tandem/load"
-            assert httpx2.post(url, timeout=5 * WAIT).status_code == 200
-            mean = mean_draft(stream(small.grpc, PROMPT, max_tokens=100))
-            assert mean == drafts if drafts else mean > 1
-    finally:
-        file.write_text(as_it_is)
-
-
-def test_who_waits_longer_than_the_queues_time_is_refused(occupied, small):
-    occupied(queue_timeout="0.3")
-    with pytest.raises(Refused, match="queue_timeout"):
-        stream(small.grpc, PROMPT, max_tokens=2)
-    failed = waited(small, lambda found: found[FAILED, ("reason", "timeout")] == 1)
-    assert failed[FAILED, ("reason", "timeout")] == 1
-
-
-def test_the_more_important_are_answered_first(occupied, small):
-    running, ended = occupied(max_queue_size="8"), []
-
-    def ask_as(priority):
-        stream(small.grpc, PROMPT, max_tokens=40, priority=priority)
-        ended.append(priority)
-
-    waiting = [threading.Thread(target=ask_as, args=[priority]) for priority in (1, 0, -1)]
-    for count, client in enumerate(waiting, 1):
-        client.start()
-        assert waited(small, lambda found, n=count: found[WAITING,] == n)[WAITING,] == count
-    running.close()
-    for client in waiting:
-        client.join(WAIT)
-    assert ended == [-1, 0, 1]
 
 
 def test_a_bad_configuration_is_named_and_the_model_goes_on(control, small, changed):

@@ -83,8 +83,8 @@ def test_how_drafts_fare_of_late(urls):
     found = settled(urls)
     assert 0 < found[ACCEPTANCE_RATE,] <= 1
     assert found[LENGTH,] > 0
-    assert 1 < found[ACCEPTANCE_LENGTH,] <= 1 + found[LENGTH,]
-    assert 1 < found[EFFICIENCY,] <= found[MOST_EFFICIENCY,]
+    assert found[ACCEPTANCE_LENGTH,] > 1
+    assert 1 < found[EFFICIENCY,] <= found[MOST_EFFICIENCY,] <= 1 + found[LENGTH,] + 1e-6
     assert found[RUNNING,] == 0
 
 
@@ -127,16 +127,21 @@ def test_running_requests_are_seen(urls):
     before = read(urls)[aborted]
     with closing(responses(urls.grpc, ask("def main(argv):\n", 1900))) as answers:
         next(answers)
-        found = waited(urls, lambda found: found[RUNNING,] == 1)
+        found = waited(urls, lambda found: found[RUNNING,] == 1 and all(in_use(found)))
         assert found[RUNNING,] == 1
-        in_use = [value for (name, *_), value in found.items() if name == KV_USAGE]
-        assert all(0 < share < 1 for share in in_use)
-        assert in_use
+        assert all(0 < share < 1 for share in in_use(found))
     after = waited(urls, lambda found: found[RUNNING,] == 0 and found[aborted] > before)
     assert (after[RUNNING,], after[aborted]) == (0, before + 1)
 
 
 STATISTICS = {"return_num_input_tokens": True, "return_speculation_stats": True}
+
+
+def in_use(found):
+    """Shares of the KV caches."""
+    shares = [value for (name, *_), value in found.items() if name == KV_USAGE]
+    assert shares
+    return shares
 
 
 def growth(before, after):

@@ -40,6 +40,7 @@ FEW_KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
 THROUGHOUT = 0.9  # of the looks at all processes, that saw one which was not started anew
 OVERLOADED = {"kv_cache_memory": "32MiB", "max_queue_size": "64", "queue_timeout": "20"}
 MOST_REQUESTS = 500_000  # a bound; several times what two cores answer in the time that ends a run
+MOST_OFFERED = 1000.0  # requests a second: what one core of clients can send
 OFFERED = 0.8  # of the requests planned, at least: clients have one core
 REFUSED_S, LATEST_REFUSAL_S = 0.1, 2.0  # the median, and the most, of what a refusal may take
 LOOK_S = 0.5
@@ -194,8 +195,9 @@ def overload(
         )
         rate = fitting.total / (time.monotonic() - begun)
         with health_asked(urls.http, health, lost):
-            await open_loop(urls, model, ask, factor * rate, seconds, ends, tick)
-        lost.extend(_not_an_overload(ends, factor * rate * seconds))
+            planned = min(factor * rate, MOST_OFFERED)
+            await open_loop(urls, model, ask, planned, seconds, ends, tick)
+        lost.extend(_not_an_overload(ends, planned * seconds))
         ends.counts += fitting.counts
         ends.odd += fitting.odd
 

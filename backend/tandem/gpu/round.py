@@ -58,10 +58,10 @@ class Bucket(NamedTuple):
 
 
 class Clock(Protocol):
-    """Times the two parts of a round."""
+    """Times a round's drafting."""
 
     def mark(self, place: int) -> None:
-        """0: it begins, 1: its tokens are drafted, 2: it has ended."""
+        """0: it begins, 1: its tokens are drafted."""
         ...
 
     def wait(self) -> float:
@@ -73,15 +73,15 @@ class DeviceClock:
     """By events in the graph."""
 
     def __init__(self) -> None:
-        self._events = [torch.cuda.Event(enable_timing=True, external=True) for _ in range(3)]
+        self._events = [torch.cuda.Event(enable_timing=True, external=True) for _ in range(2)]
 
     def mark(self, place: int) -> None:
         self._events[place].record()
 
     def wait(self) -> float:
-        # for the graph, and not for its last event, which was recorded by the launch before too
+        # for the graph: its events were recorded by the launch before too
         torch.cuda.current_stream().synchronize()
-        begun, drafted, _ = self._events
+        begun, drafted = self._events
         return 1e-3 * begun.elapsed_time(drafted)
 
 
@@ -204,7 +204,6 @@ class Round:
             nodes.append(self._drawn(scored, keys[:, level], seeds[level:]))
         self._clock.mark(1)
         self._judge(torch.stack(nodes, 1), attentions[length], q)
-        self._clock.mark(2)
 
     def _drawn(self, scored: Tensor, keys: Tensor, seeds: Tensor) -> Tensor:
         """A token for each request [B]."""

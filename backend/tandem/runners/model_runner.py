@@ -81,14 +81,13 @@ class ModelRunner:
             return self.by_kernels.forward(tokens, queries, rows, taps)
         with torch.inference_mode():
             # before the pass: a GPU would be waited for behind it
-            picked = None if _all_in_order(rows, len(tokens)) else self._indices(rows)
+            picked = None
+            if rows is not None and not _all_in_order(rows, len(tokens)):
+                picked = torch.tensor(rows, dtype=torch.int64, device=self.device)
             hidden, features = self._hidden(tokens, queries, taps)
             if picked is not None:
                 hidden = hidden.index_select(0, picked)
             return Passed(self.model.logits(hidden), features)
-
-    def _indices(self, rows: Sequence[int] | None) -> Tensor:
-        return torch.tensor(rows, dtype=torch.int64, device=self.device)
 
     def _hidden(
         self,
@@ -117,8 +116,8 @@ class ModelRunner:
         return hidden, None if taps is None else torch.cat(inputs, -1) if taps else hidden
 
 
-def _all_in_order(rows: Sequence[int] | None, count: int) -> bool:
-    return rows is None or (len(rows) == count and all(map(eq, rows, range(count))))
+def _all_in_order(rows: Sequence[int], count: int) -> bool:
+    return len(rows) == count and all(map(eq, rows, range(count)))
 
 
 def _numbers(tokens: Sequence[int] | Tensor) -> Sequence[int]:

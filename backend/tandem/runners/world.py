@@ -81,9 +81,9 @@ class World:
         self._reason = ""
         self._closing = False
         self._affinity, self._threads = os.sched_getaffinity(0), torch.get_num_threads()
-        self._others = {rank: RankProcess(rank) for rank in range(1, placement.world_size)}
         on_gpus = placement.devices[0].type == "cuda"
         self._folder = _meeting_place(on_gpus)
+        self._others = {rank: RankProcess(rank) for rank in range(1, placement.world_size)}
         try:
             self.rank = self._join(Path(self._folder.name))
             if not on_gpus:  # NCCL looks at its file as long as there is a group
