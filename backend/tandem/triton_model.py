@@ -32,6 +32,7 @@ from tandem.logs import log_as
 from tandem.metrics import FAILED, INTERNAL, counted
 from tandem.request import RequestOutput, TokenLogprobs
 from tandem.service import EngineService
+from tandem.standstill import Standstill
 from tandem.triton_metrics import Board, Reports, Void
 from tandem.triton_request import Ask, name_of, parse
 
@@ -42,6 +43,8 @@ CANCEL_POLLS_S = 0.02, 0.25
 CANCEL_SHARE = 0.005  # of the time, to look in: Triton answers for one request in some 0.1 ms
 NAMELESS = "A request without an id"
 DRAIN_POLL_S = 0.5
+GIVEN_UP_S = 1.0
+"""Triton asks a model's process for a sign of life while it loads, and waits so long for one."""
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 CODES = {  # names: pb_utils gets its TritonError only after this module was loaded
     InvalidRequestError: "INVALID_ARG",
@@ -63,7 +66,7 @@ class TritonPythonModel:
         self.reports: Reports = queue.SimpleQueue()
         self.board = open_board(args, self.reports)  # first: its heart beats while weights load
         try:
-            self.service = EngineService(config, on_report=self.reports.put)
+            self.service = start_engine(config, self.reports)
         except BaseException:
             self.board.close()
             raise
@@ -227,6 +230,23 @@ def engine_config(args: dict[str, str]) -> EngineConfig:
     values = {key: value["string_value"] for key, value in parameters.items()}
     base = Path(args["model_repository"]) / args["model_version"]
     return EngineConfig.from_triton_parameters(values, base)
+
+
+def start_engine(config: EngineConfig, reports: Reports) -> EngineService:
+    """Raises `EngineDeadError` where Triton may have given this process up meanwhile: it would wait
+    for the end of it, and the load would have none."""
+    with Standstill() as still:
+        service = EngineService(config, on_report=reports.put)
+    if still.longest >= GIVEN_UP_S:
+        service.stop()
+        error = EngineDeadError(
+            f"While the model was loaded its process did not run for {still.longest:.1f} s, and "
+            "Triton may take it for dead: load it again, with processors to spare and on a machine "
+            "that is not paused."
+        )
+        logger.error("%s", error)  # nobody else may say it
+        raise error
+    return service
 
 
 def send_error(sender: Any, error: TandemError) -> None:

@@ -15,7 +15,7 @@ from tools.soak.runs import LOOK_S, Result, Served, Tick, grown, served
 from tools.soak.watch import MIB, OF_LOADS_MIB, Footprint, Sample, engines_of, trend
 
 OF_A_COPY = {"log_level": "info"}  # a model's parameters as they are; its files may be touched
-UNLOAD_S = 60.0
+LOAD_S, UNLOAD_S = 300.0, 60.0
 TRITON_ALONE = Footprint(processes=1, regions=0, region_mib=0.0)
 
 
@@ -63,7 +63,7 @@ def _load_and_unload(one: Served, model: str) -> list[str]:
     with InferenceServerClient(urls.grpc) as control, GrpcClient(urls.grpc, model) as client:
         for _ in range(2):
             (one.server.options.model_repository / model / "again").touch()
-            control.load_model(model)
+            control.load_model(model, client_timeout=LOAD_S)
             client.generate("def main():", max_tokens=8)
             engines.append(engines_of(one.server))
         control.unload_model(model)
