@@ -70,7 +70,7 @@ test-vllm: setup-vllm ## run the tests that need vLLM, and the contract's tests 
 	@$(BIN)/python -m pytest -m vllm $(ARGS)
 	@$(BIN)/python -m pytest tests/triton --ignore-glob "*_parallel.py" \
 		--ignore-glob "*test_methods.py" --ignore-glob "*test_soak.py" \
-		--ignore-glob "*_steps.py" --serve tandem_vllm $(ARGS)
+		--ignore-glob "*_steps.py" --ignore-glob "*test_native.py" --serve tandem_vllm $(ARGS)
 
 soak: setup $(NEEDS) ## 30 minutes of mixed traffic, 5 with kills, 1 of overload, 50 loads, reloads and unloads
 	@for run in traffic faults overload reloads; do \

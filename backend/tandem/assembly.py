@@ -131,7 +131,7 @@ def wire(config: EngineConfig, chosen: Chosen, world: World | None, loaded: Load
     meters = Meters()
     model, max_model_len = chosen.model, chosen.max_model_len
     on_gpu = chosen.placement.devices[0].type == "cuda"
-    taps = guesser and guesser.taps
+    taps = None if guesser is None else guesser.taps
     first_passes = FirstPasses(config, target, taps, num_blocks, max_model_len, on_gpu)
     if on_gpu:
         first_passes.warm_up()

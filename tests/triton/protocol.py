@@ -127,6 +127,12 @@ def joined(answer: Iterable[Response], name: str) -> list[Any]:
     return [value for response in answer for value in response.outputs.get(name, ())]
 
 
+def mean_draft(answer: Iterable[Response]) -> float:
+    """Tokens drafted a round, over a stream."""
+    [drafted], [rounds] = joined(answer, "total_draft_tokens"), joined(answer, "num_rounds")
+    return float(drafted) / float(rounds)
+
+
 def text_of(answer: Iterable[Response]) -> str:
     """The deltas of a stream, put together."""
     return "".join(response.text for response in answer if response.outputs)

@@ -11,6 +11,12 @@ WARM_UP_PROMPT = b"import os\n"
 # One request runs, one waits: what a client that leaves gives free is seen at once.
 SMALL = STEADY | {"max_num_seqs": "1", "max_queue_size": "1", "log_level": "debug"}
 
+EAGLE3 = {
+    "speculative_method": "eagle3",
+    "draft_model": str(MODEL_REPOSITORY / "tandem" / "1" / "eagle3"),
+    "num_speculative_tokens": "1",
+}
+
 WARM_UP = """
 model_warmup {
   name: "prompt"

@@ -12,8 +12,17 @@ from tritonclient.utils import InferenceServerException
 
 from tandem_client import GrpcClient, TandemError, Unavailable
 from tests.triton.conftest import PROMPT
-from tests.triton.protocol import WAIT, Refused, joined, responses, sampling, stream, text_of
-from tests.triton.repository import MODEL_REPOSITORY
+from tests.triton.protocol import (
+    WAIT,
+    Refused,
+    joined,
+    mean_draft,
+    responses,
+    sampling,
+    stream,
+    text_of,
+)
+from tests.triton.repository import EAGLE3, MODEL_REPOSITORY
 
 
 @pytest.mark.parametrize("streamed", [True, False])
@@ -56,11 +65,6 @@ def test_unload_and_load(control, small, small_server, greedy_text):
 
 
 PROBE = MODEL_REPOSITORY.parent / "docker" / "probe.sh"
-EAGLE3 = {
-    "speculative_method": "eagle3",
-    "draft_model": str(MODEL_REPOSITORY / "tandem" / "1" / "eagle3"),
-    "num_speculative_tokens": "1",
-}
 
 
 @pytest.mark.timeout(900)
@@ -97,12 +101,6 @@ def test_a_reload_swaps_draft_method_and_length_under_running_requests(control, 
         stream(small.grpc, PROMPT, speculative_method="draft_model")
     control.load_model("tandem", config=changed())
     assert mean_draft(stream(small.grpc, PROMPT, speculative_method="draft_model")) > 1
-
-
-def mean_draft(answer):
-    """Tokens drafted a round, over a stream."""
-    [drafted], [rounds] = joined(answer, "total_draft_tokens"), joined(answer, "num_rounds")
-    return drafted / rounds
 
 
 def wait_until(condition):

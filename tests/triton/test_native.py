@@ -1,13 +1,15 @@
-"""Requests that wait while another one has the only place."""
+"""What is the same for both engines, and takes several loads to see: tried with ours alone."""
 
 import threading
 import time
 
+import httpx2
 import pytest
 
 from tandem.metrics import FAILED, WAITING
 from tests.triton.conftest import PROMPT
-from tests.triton.protocol import WAIT, Refused, responses, sampling, stream
+from tests.triton.protocol import WAIT, Refused, mean_draft, responses, sampling, stream
+from tests.triton.repository import EAGLE3, with_parameters
 from tests.triton.scrape import waited
 
 pytestmark = pytest.mark.timeout(900)
@@ -56,3 +58,20 @@ def test_the_more_important_are_answered_first(occupied, small):
     for client in waiting:
         client.join(WAIT)
     assert ended == [-1, 0, 1]
+
+
+def test_a_reload_swaps_what_its_file_says(control, small, small_server):
+    """As the operator's documents have it: another file by a rename, and one call over HTTP."""
+    file = small_server.options.model_repository / "tandem" / "config.pbtxt"
+    as_it_is = file.read_text()
+    try:
+        for text, drafts in ((with_parameters(as_it_is, EAGLE3), 1), (as_it_is, None)):
+            other = file.with_name("other")
+            other.write_text(text)
+            other.rename(file)
+            url = f"http://{small.http}/v2/repository/models/tandem/load"
+            assert httpx2.post(url, timeout=5 * WAIT).status_code == 200
+            mean = mean_draft(stream(small.grpc, PROMPT, max_tokens=100))
+            assert mean == drafts if drafts else mean > 1
+    finally:
+        file.write_text(as_it_is)
