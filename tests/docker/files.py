@@ -28,5 +28,9 @@ def pod(*wanted):
 
 
 def container(*wanted):
-    (one,) = pod(*wanted)["containers"]
-    return one
+    """Triton's."""
+    return containers(*wanted)["triton"]
+
+
+def containers(*wanted):
+    return {one["name"]: one for one in pod(*wanted)["containers"]}

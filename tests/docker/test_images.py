@@ -12,7 +12,17 @@ from typer.testing import CliRunner
 
 from tandem import EngineConfig
 from tandem.cli import app
-from tests.docker.files import FOLDER, IMAGES, PROBES, ROOT, compose, container, manifests, pod
+from tests.docker.files import (
+    FOLDER,
+    IMAGES,
+    PROBES,
+    ROOT,
+    compose,
+    container,
+    containers,
+    manifests,
+    pod,
+)
 
 
 @pytest.mark.parametrize("image", IMAGES, ids=lambda path: path.name)
@@ -123,7 +133,8 @@ def test_somebody_ends_what_a_killed_engine_leaves():
     assert manifests()["Deployment"]["spec"]["template"]["spec"]["shareProcessNamespace"]
 
 
-VARIANTS = pytest.mark.parametrize("wanted", [(), ("models",), ("gpu",)], ids=str)
+CASES = [(), ("models",), ("gpu",), ("front",), ("models", "gpu", "front")]
+VARIANTS = pytest.mark.parametrize("wanted", CASES, ids=str)
 
 
 @VARIANTS
@@ -141,10 +152,12 @@ def test_the_manifest_fits_together(wanted):
     labels = template["metadata"]["labels"]
     assert found["Deployment"]["spec"]["selector"]["matchLabels"] == labels
     assert found["Service"]["spec"]["selector"] == labels
-    ports = {port["name"]: port["containerPort"] for port in container()["ports"]}
+    every = containers(*wanted).values()
+    ports = {port["name"]: port["containerPort"] for one in every for port in one["ports"]}
     assert {port["name"]: port["port"] for port in found["Service"]["spec"]["ports"]} == ports
     volumes = {volume["name"] for volume in template["spec"]["volumes"]}
-    assert {mount["name"] for mount in container(*wanted)["volumeMounts"]} == volumes
+    mounts = [mount["name"] for one in every for mount in one.get("volumeMounts", ())]
+    assert set(mounts) == volumes
     assert template["spec"]["terminationGracePeriodSeconds"] > 30
 
 
@@ -158,14 +171,37 @@ def test_models_are_the_images_own_or_of_a_claim():
     assert volume["persistentVolumeClaim"]["claimName"] == "tandem-models"
 
 
+def test_fronts_are_those_of_compose():
+    """nginx finds Triton under the name that its configuration has for it, in the same pod."""
+    made, services = containers("front"), compose()
+    assert {made["front"]["image"]} == {services["front"]["image"]}
+    assert made["grpc-front"]["command"] == services["grpc-front"]["entrypoint"]
+    (alias,) = pod("front")["hostAliases"]
+    assert alias == {"ip": "127.0.0.1", "hostnames": ["triton"]}
+    conf = (FOLDER / "front.conf").read_text()
+    assert set(re.findall(r"proxy_pass http://([\w-]+):8000;", conf)) == {"triton"}
+    (ports,) = made["front"]["ports"]
+    assert f"listen {ports['containerPort']};" in conf
+    (mount,), (volume,) = (
+        made["front"]["volumeMounts"],
+        [one for one in pod("front")["volumes"] if one["name"] == "front"],
+    )
+    assert mount["mountPath"] == "/etc/nginx/conf.d"
+    said = f"kubectl create configmap {volume['configMap']['name']} --from-file=default.conf"
+    assert f"#   {said}=docker/front.conf\n" in (FOLDER / "kubernetes.yml").read_text()
+
+
 def test_a_namespace_may_be_restricted():
     """What Kubernetes' standard of that name asks of a pod."""
-    own, whole = container()["securityContext"], pod()["securityContext"]
-    assert own == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    whole = pod()["securityContext"]
+    for one in containers("front").values():
+        own = one["securityContext"]
+        assert own.pop("runAsUser", 1)
+        assert own == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     assert whole["runAsNonRoot"] and whole["runAsUser"]
     assert whole["seccompProfile"] == {"type": "RuntimeDefault"}
-    for volume in pod("models")["volumes"]:
-        assert {"emptyDir", "persistentVolumeClaim"} & set(volume)
+    for volume in pod("models", "front")["volumes"]:
+        assert {"emptyDir", "persistentVolumeClaim", "configMap"} & set(volume)
 
 
 def test_cores_are_whole_and_the_pods_own():
