@@ -88,3 +88,16 @@ def test_a_batch_equals_its_parts(tmp_path):
         [hf_logits(folder, t)[-2:][:new] for t, new in zip(texts, news, strict=True)]
     )
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("rows", [[0, 5], [5, 2], [0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [3]])
+@pytest.mark.parametrize("by_kernels", [True, False])
+def test_logits_of_some_rows_are_theirs(tmp_path, rows, by_kernels):
+    folder = make_checkpoint(tmp_path, "llama", seed=5)
+    runner = ModelRunner(folder, read_model_config(folder), torch.float32, torch.device("cpu"))
+    runner.allocate(num_blocks=2, block_size=BLOCK)
+    if not by_kernels:
+        runner.by_kernels = None
+    query = Query([0, 1], 0, 6)
+    every = runner.forward(list(range(6)), [query]).logits.clone()
+    torch.testing.assert_close(runner.forward(list(range(6)), [query], rows).logits, every[rows])
