@@ -7,9 +7,8 @@ import time
 from typing import Self
 
 TICK_S = 0.05
-BUSY = (
-    0.5  # of a gap, in which the process ran: it is another thread of Python's that held this one
-)
+BUSY = 0.5
+"""Share of a gap: of what ran for more of it another thread held this one."""
 
 
 class Standstill:
