@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -15,6 +16,7 @@ from tandem.errors import ConfigError, EngineDeadError
 from tandem.models.config import read_model_config
 from tandem.models.shard import Shard
 from tandem.ranks import of as footprint_lines
+from tandem.runners import world
 from tandem.runners.collectives import collectives_a_forward
 from tandem.runners.footprint import weight_count
 from tandem.runners.groups import SharedMemoryGroup
@@ -255,6 +257,16 @@ def test_a_rank_lost_while_nothing_runs_is_noticed(service):
     other_rank(service).kill()
     until(lambda: service.alive and service.pid != pid)
     assert submit(service, "t1").wait().reason == "length"
+
+
+def test_ranks_leave_no_files_while_they_run(engine, monkeypatch):
+    """Who is killed clears nothing away: what ranks met at goes as soon as they have met."""
+    met = []
+    real = world._meeting_place
+    monkeypatch.setattr(world, "_meeting_place", lambda gpus: met.append(real(gpus)) or met[-1])
+    one = engine(**sizes(2, 1))
+    assert not Path(met[0].name).exists()
+    assert one.generate(PROMPTS[0], SamplingParams(max_tokens=4))
 
 
 def test_a_second_shutdown_does_nothing(engine):
