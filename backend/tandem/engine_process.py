@@ -24,10 +24,11 @@ STOP_GRACE_S = 5.0
 LOOK_S = 0.05
 LEFT_GRACE_S = 5.0  # for what the engine's process started, behind its end
 VLLM_ENVIRONMENT = ".venv-vllm"
-VLLM_SOCKETS = "VLLM_RPC_BASE_PATH"
-"""Names the folder where vLLM's processes find each other. A killed one leaves its sockets."""
 TEMPORARY = "TMPDIR"
-"""Names the folder of temporary files, at one of which ranks on GPUs find each other."""
+"""Names the folder of temporary files, at some of which ranks on GPUs and vLLM's processes find
+each other: a killed one leaves its own, and vLLM one in any case."""
+COMPILED = "TORCHINDUCTOR_CACHE_DIR"
+"""Names the folder of what torch compiles for vLLM: by default one beside, which must stay."""
 PATIENCE = {"GOMP_SPINCOUNT": "20000"}
 """OpenMP's threads keep their cores for some 1 ms of waiting, longer than the engine's own work
 between two passes. By themselves they do for 15 ms, taken from whoever wants the cores too."""
@@ -39,10 +40,10 @@ class EngineProcess:
     def __init__(self, config: EngineConfig, python: str) -> None:
         self._config = config
         self._scratch = ExitStack()
-        environment = PATIENCE | os.environ
+        compiled = Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")
+        environment = PATIENCE | {COMPILED: str(compiled)} | os.environ
         # What it has there goes with it, however it ends.
-        folder = VLLM_SOCKETS if config.engine == "vllm" else TEMPORARY
-        environment[folder] = self._scratch.enter_context(_folder())
+        environment[TEMPORARY] = self._scratch.enter_context(_folder())
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(

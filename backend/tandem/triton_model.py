@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from tandem import guardian
 from tandem.config import EngineConfig
 from tandem.draining import Drain, Load
 from tandem.errors import (
@@ -63,6 +64,7 @@ class TritonPythonModel:
         config = engine_config(args)
         log_as(config.log_level)
         self.max_prompt_bytes = config.max_prompt_bytes
+        self.guardian = guardian.watched()
         self.reports: Reports = queue.SimpleQueue()
         self.board = open_board(args, self.reports)  # first: its heart beats while weights load
         try:
@@ -116,6 +118,8 @@ class TritonPythonModel:
             watcher.join()
         self.service.stop()
         self.board.close()
+        self.guardian.kill()
+        self.guardian.wait()
 
     def _watch_cancels(self) -> None:
         """Clients may leave at any time: queued, prefilling or decoding."""

@@ -28,6 +28,16 @@ from tandem.triton_model import TritonPythonModel  # noqa: E402
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.fixture(autouse=True)
+def unguarded(monkeypatch):
+    """These tests are no child of a Triton, and are not to end for it."""
+    guardian = subprocess.Popen(["sleep", "infinity"])
+    monkeypatch.setattr(triton_model.guardian, "watched", lambda: guardian)
+    yield guardian
+    guardian.kill()
+    guardian.wait()
+
+
 class FakeService:
     """Keeps what was submitted; the test answers."""
 
@@ -70,7 +80,7 @@ def test_a_heart_beats_while_weights_load(monkeypatch, tmp_path):
     assert not loading.board._families  # nor is it shown any longer
 
 
-def test_a_model_that_is_ready_is_said_to_be_up(monkeypatch, tmp_path):
+def test_a_model_that_is_ready_is_said_to_be_up(monkeypatch, tmp_path, unguarded):
     class Ready(FakeService):
         def __init__(self, config, on_report):
             super().__init__()
@@ -84,7 +94,9 @@ def test_a_model_that_is_ready_is_said_to_be_up(monkeypatch, tmp_path):
     one = TritonPythonModel()
     one.initialize(arguments(tmp_path))
     assert MetricFamily.made[UP].metrics[0].value == 1
+    assert unguarded.poll() is None
     one.finalize()
+    assert unguarded.poll()  # its guardian goes with it
 
 
 def arguments(folder):

@@ -40,7 +40,7 @@ def test_a_load_in_which_the_models_process_stood_still_fails_and_the_next_one_d
         while not (come := processes(server) - before):
             time.sleep(0.01)
         [come] = come
-        while not come.children():  # its engine is being started
+        while len(come.children()) < 2:  # its guardian, and its engine that is being started
             time.sleep(0.01)
         come.suspend()
         time.sleep(STOPPED_S)
