@@ -17,18 +17,20 @@ import psutil
 
 from tandem.config import EngineConfig
 from tandem.errors import ConfigError
-from tandem.killing import kill
+from tandem.killing import FAMILY, kill
 from tandem.messages import Failed, Ready, Start
 
 STOP_GRACE_S = 5.0
 LOOK_S = 0.05
 LEFT_GRACE_S = 5.0  # for what the engine's process started, behind its end
 VLLM_ENVIRONMENT = ".venv-vllm"
+VLLM_SOCKETS = "VLLM_RPC_BASE_PATH"
+"""Names the folder where vLLM's processes find each other. A killed one leaves its sockets."""
 TEMPORARY = "TMPDIR"
-"""Names the folder of temporary files, at some of which ranks on GPUs and vLLM's processes find
-each other: a killed one leaves its own, and vLLM one in any case."""
-COMPILED = "TORCHINDUCTOR_CACHE_DIR"
-"""Names the folder of what torch compiles for vLLM: by default one beside, which must stay."""
+"""Names the folder of temporary files, at one of which ranks on GPUs find each other."""
+TITLES = {"SPT_NOENV": "1"}
+"""vLLM's processes name themselves, and would write the name over their environment's first words,
+by which they are found."""
 PATIENCE = {"GOMP_SPINCOUNT": "20000"}
 """OpenMP's threads keep their cores for some 1 ms of waiting, longer than the engine's own work
 between two passes. By themselves they do for 15 ms, taken from whoever wants the cores too."""
@@ -37,13 +39,16 @@ between two passes. By themselves they do for 15 ms, taken from whoever wants th
 class EngineProcess:
     """One run of `service_worker`: it is started here, and ends when the connection does."""
 
-    def __init__(self, config: EngineConfig, python: str) -> None:
+    def __init__(self, config: EngineConfig, python: str, family: Path | None = None) -> None:
+        """family: as `Guardian` has it."""
         self._config = config
         self._scratch = ExitStack()
-        compiled = Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")
-        environment = PATIENCE | {COMPILED: str(compiled)} | os.environ
+        environment = PATIENCE | os.environ | TITLES
+        if family:
+            environment[FAMILY] = str(family)
         # What it has there goes with it, however it ends.
-        environment[TEMPORARY] = self._scratch.enter_context(_folder())
+        folder = VLLM_SOCKETS if config.engine == "vllm" else TEMPORARY
+        environment[folder] = self._scratch.enter_context(_folder(family))
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -129,8 +134,8 @@ class EngineProcess:
         return found
 
 
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="tandem-", ignore_cleanup_errors=True)
+def _folder(within: Path | None) -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="tandem-", dir=within, ignore_cleanup_errors=True)
 
 
 def _hint(code: int | None) -> str:
@@ -139,11 +144,15 @@ def _hint(code: int | None) -> str:
     return ": read the log"
 
 
+def own_python() -> str:
+    """Of the running environment; inside Triton's stub, sys.executable is not one."""
+    return str(Path(sys.prefix) / "bin" / "python3")
+
+
 def interpreter(config: EngineConfig) -> str:
     """Python of the engine's process. Raises `ConfigError` where vLLM's is missing."""
     if config.engine == "native":
-        # Of the running environment; inside Triton's stub, sys.executable is not one.
-        return str(Path(sys.prefix) / "bin" / "python3")
+        return own_python()
     python = config.vllm_python or Path(sys.prefix).with_name(VLLM_ENVIRONMENT) / "bin" / "python3"
     if not os.access(python, os.X_OK):
         raise ConfigError(

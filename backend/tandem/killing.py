@@ -9,7 +9,33 @@ from contextlib import suppress
 import psutil
 
 GRACE_S = 5.0  # for what ends behind the others
+LOOKS = 5  # for what has been started while others were ended
+FAMILY = "TANDEM_FAMILY"
+"""In the environment of an engine's process, and of all that it starts: which model's it is."""
 BEGINS_S = 1.0  # for a process that has just been started to say what it is
+
+
+def marked(variable: str, value: str) -> list[psutil.Process]:
+    """The living processes that have this in their environment. It survives what a parent-child
+    tree does not: a killed parent, a new session."""
+    return [one for one in psutil.process_iter() if _variable(one, variable) == value]
+
+
+def _variable(process: psutil.Process, name: str) -> str | None:
+    try:
+        return process.environ().get(name)
+    except (psutil.Error, OSError):
+        return None  # another user's, or gone meanwhile
+
+
+def end_all(variable: str, value: str, grace: float) -> None:
+    """Waits up to `grace` seconds for such processes to end, then kills the rest."""
+    _, stubborn = psutil.wait_procs(marked(variable, value), timeout=grace)
+    for _ in range(LOOKS):
+        if not stubborn:
+            return
+        kill(stubborn)
+        stubborn = marked(variable, value)
 
 
 def kill(processes: Sequence[psutil.Process]) -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from tandem.config import EngineConfig
@@ -69,15 +70,17 @@ class EngineService:
         config: EngineConfig,
         python: str | None = None,
         on_report: Callable[[Report], None] = lambda report: None,
+        family: Path | None = None,
     ) -> None:
         """Returns when the engine is ready; it ends with the thread that called. `python`: the
         interpreter that runs it; `on_report` is called with what was counted and timed, from any
-        thread, and must not block.
+        thread, and must not block; `family`: what the `Guardian` of this process knows it by.
 
         Raises `ConfigError` with the reason if it cannot be built.
         """
         self._config = config
         self._python = python or interpreter(config)
+        self._family = family
         self._on_report = on_report
         self._lock = threading.Lock()  # over sending, the sinks and the process's exchange
         self._sinks: dict[str, Sink] = {}
@@ -154,7 +157,7 @@ class EngineService:
         with self._lock:
             if self._stopping.is_set():
                 raise EngineDeadError(UNLOADING)
-            self._process = EngineProcess(self._config, self._python)
+            self._process = EngineProcess(self._config, self._python, self._family)
         self._process.wait_ready()
         self._broken = ""
         self._launched = time.monotonic()

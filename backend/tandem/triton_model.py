@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from tandem import guardian
 from tandem.config import EngineConfig
 from tandem.draining import Drain, Load
 from tandem.errors import (
@@ -29,6 +28,7 @@ from tandem.errors import (
     RequestTimeoutError,
     TandemError,
 )
+from tandem.guardian import Guardian
 from tandem.logs import log_as
 from tandem.metrics import FAILED, INTERNAL, counted
 from tandem.request import RequestOutput, TokenLogprobs
@@ -64,11 +64,11 @@ class TritonPythonModel:
         config = engine_config(args)
         log_as(config.log_level)
         self.max_prompt_bytes = config.max_prompt_bytes
-        self.guardian = guardian.watched()
+        self.guardian = Guardian()
         self.reports: Reports = queue.SimpleQueue()
         self.board = open_board(args, self.reports)  # first: its heart beats while weights load
         try:
-            self.service = start_engine(config, self.reports)
+            self.service = start_engine(config, self.reports, self.guardian.family)
         except BaseException:
             self.board.close()
             raise
@@ -118,8 +118,6 @@ class TritonPythonModel:
             watcher.join()
         self.service.stop()
         self.board.close()
-        self.guardian.kill()
-        self.guardian.wait()
 
     def _watch_cancels(self) -> None:
         """Clients may leave at any time: queued, prefilling or decoding."""
@@ -236,11 +234,11 @@ def engine_config(args: dict[str, str]) -> EngineConfig:
     return EngineConfig.from_triton_parameters(values, base)
 
 
-def start_engine(config: EngineConfig, reports: Reports) -> EngineService:
+def start_engine(config: EngineConfig, reports: Reports, family: Path) -> EngineService:
     """Raises `EngineDeadError` where Triton may have given this process up meanwhile: it would wait
     for the end of it, and the load would have none."""
     with Standstill() as still:
-        service = EngineService(config, on_report=reports.put)
+        service = EngineService(config, on_report=reports.put, family=family)
     if still.longest >= GIVEN_UP_S:
         service.stop()
         error = EngineDeadError(

@@ -1,29 +1,56 @@
-"""A model's process that its Triton has left behind is ended, and no other."""
+"""A model's process that its Triton has left behind is ended, with what it started; no other."""
 
 import subprocess
 import sys
-import threading
+import time
 from pathlib import Path
+from typing import NamedTuple
+from uuid import uuid4
 
+import psutil
 import pytest
 
-from tandem import guardian
+from tandem.guardian_process import GRACE_S
+from tandem.killing import FAMILY
 
 WAIT_S = 10.0
-ENDS_IF_TOLD = """
-import signal, sys
-from multiprocessing.shared_memory import SharedMemory
-shared = SharedMemory(create=True, size=4096)
-print(shared.name, flush=True)
+STUB = f"""
+import subprocess, sys
+from pathlib import Path
+from tandem.guardian import Guardian
+one = Guardian()
+Path("/dev/shm", sys.argv[1]).touch()
+engine = subprocess.Popen(["sleep", "60"], env={{"{FAMILY}": str(one.family)}})
+print(one.family, engine.pid, one.process.pid, flush=True)
 sys.stdin.read()
-shared.unlink()
 """
-GUARDED = """
-import time
-from tandem import guardian
-guardian.watched()
-time.sleep(60)
-"""
+
+
+class Model(NamedTuple):
+    """A process as a stub of Triton's, and what belongs to it."""
+
+    stub: subprocess.Popen
+    region: Path
+    family: Path
+    engine: psutil.Process
+    guardian: psutil.Process
+
+    @property
+    def alive(self):
+        """Which of the processes."""
+        others = [one for one in (self.engine, self.guardian) if one.is_running()]
+        living = [one.pid for one in others if one.status() != psutil.STATUS_ZOMBIE]
+        return living if self.stub.poll() is not None else [self.stub.pid, *living]
+
+    @property
+    def files(self):
+        return [one for one in (self.region, self.family) if one.exists()]
+
+    def wait_ended(self):
+        limit = time.monotonic() + WAIT_S
+        while self.alive or self.files:
+            assert time.monotonic() < limit
+            time.sleep(0.05)
 
 
 @pytest.fixture
@@ -34,66 +61,84 @@ def triton():
 
 
 @pytest.fixture
-def stub():
-    """A process, and its shared memory."""
-    command = [sys.executable, "-c", ENDS_IF_TOLD]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, **pipes) as process:
-        region = Path("/dev/shm") / process.stdout.readline().decode().strip()
-        yield process, region
-        process.kill()
-        region.unlink(missing_ok=True)
+def model_of(tmp_path):
+    """Starts one of the Triton that its arguments name."""
+    models, script = [], tmp_path / "stub.py"
+    script.write_text(STUB)
+
+    def start(said, **pipes):
+        region = f"tandem-{uuid4()}"
+        # as Triton writes them: model, region, two sizes, its own process id, more
+        command = [sys.executable, script, region, "1", "1", said, "more"]
+        pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.DEVNULL} | pipes
+        stub = subprocess.Popen(command, stdout=subprocess.PIPE, **pipes)
+        family, engine, guardian = stub.stdout.readline().decode().split()
+        both = [psutil.Process(int(pid)) for pid in (engine, guardian)]
+        models.append(Model(stub, Path("/dev/shm", region), Path(family), *both))
+        return models[-1]
+
+    yield start
+    for model in models:
+        with model.stub as stub:
+            stub.kill()
+        model.region.unlink(missing_ok=True)
+        model.wait_ended()
 
 
-@pytest.fixture
-def watching(triton, stub):
-    thread = threading.Thread(target=guardian.watch, args=(triton.pid, stub[0].pid))
-    thread.start()
-    yield thread
+def test_who_is_left_behind_is_ended_with_what_it_started_and_shared(triton, model_of):
+    model, other = model_of(str(triton.pid)), model_of(str(psutil.Process().pid))
+    time.sleep(GRACE_S + 0.5)
+    assert len(model.alive) == 3
     triton.kill()
-    thread.join()
+    triton.wait()
+    model.wait_ended()
+    assert model.stub.wait() == -9
+    assert len(other.alive) == 3
+    assert len(other.files) == 2
 
 
-def test_who_is_left_behind_is_ended_with_what_it_shared(triton, stub, watching):
-    process, region = stub
-    watching.join(1.0)
-    assert watching.is_alive()
-    assert process.poll() is None
+def test_who_started_when_triton_had_gone_is_ended(triton, model_of):
     triton.kill()
-    assert process.wait(WAIT_S) == -9
-    watching.join(WAIT_S)
-    assert not region.exists()
+    triton.wait()
+    model = model_of(str(triton.pid))
+    model.wait_ended()
+    assert model.stub.wait() == -9
 
 
-def test_who_ends_behind_triton_by_itself_is_given_the_time(triton, stub, watching):
+def test_nobody_has_to_read_what_it_says(triton, model_of):
+    """Whoever did may have gone with Triton."""
+    with subprocess.Popen(["true"], stdin=subprocess.PIPE) as reader:
+        model = model_of(str(triton.pid), stderr=reader.stdin)
+        reader.wait()
     triton.kill()
-    watching.join(guardian.GRACE_S / 2)
-    stub[0].communicate()
-    assert stub[0].returncode == 0
+    model.wait_ended()
 
 
-def test_the_watch_ends_with_the_watched(triton, stub, watching):
-    stub[0].communicate()
-    watching.join(WAIT_S)
-    assert not watching.is_alive()
+def test_who_ends_by_itself_is_given_the_time(triton, model_of):
+    model = model_of(str(triton.pid))
+    triton.kill()
+    time.sleep(GRACE_S / 2)
+    assert len(model.alive) == 3
+    model.stub.communicate()
+    model.wait_ended()
+    assert model.stub.returncode == 0
+
+
+def test_what_a_stub_leaves_behind_is_ended_while_triton_goes_on(triton, model_of):
+    """But what it shared is Triton's then."""
+    model = model_of(str(triton.pid))
+    model.stub.kill()
+    model.stub.wait()
+    limit = time.monotonic() + WAIT_S
+    while model.alive:
+        assert time.monotonic() < limit
+        time.sleep(0.05)
     assert triton.poll() is None
+    assert model.files == [model.region]
+    model.region.unlink()
 
 
-@pytest.mark.parametrize("named", [True, False])
-def test_a_parent_that_is_not_triton_means_that_triton_has_gone(named):
-    """A stub's arguments name the process that started it."""
-    starts = (
-        "import os, subprocess, sys;"
-        f"arguments = [str(os.getpid())] if {named} else [];"
-        f"command = [sys.executable, '-c', {GUARDED!r}, *arguments];"
-        "sys.exit(subprocess.Popen(command).wait() != -9)"
-    )
-    with subprocess.Popen([sys.executable, "-c", starts], stderr=subprocess.PIPE) as parent:
-        try:
-            ended = parent.wait(guardian.GRACE_S + 2) == 0
-        except subprocess.TimeoutExpired:
-            ended = False
-            parent.kill()
-        said = parent.stderr.read().decode()
-    assert ended != named
-    assert "Triton has gone" in said
+def test_who_is_not_told_of_a_triton_lives_until_it_ends_by_itself(model_of):
+    model = model_of("?")
+    time.sleep(GRACE_S + 0.5)
+    assert len(model.alive) == 3

@@ -239,7 +239,7 @@ def test_a_start_behind_a_crash_that_hangs_is_ended_and_tried_again(
 
 def test_what_vllms_processes_leave_goes_with_them(target, tmp_path):
     python, told = tmp_path / "python", tmp_path / "told"
-    folder = "$TMPDIR"
+    folder = "$VLLM_RPC_BASE_PATH"
     python.write_text(f'#!/bin/sh\ntouch "{folder}/socket"\necho "{folder}" > {told}\n')
     python.chmod(0o755)
     process = EngineProcess(config_of(target, engine="vllm"), str(python))

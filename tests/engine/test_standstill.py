@@ -76,7 +76,7 @@ class Service:
 
     stopped = threading.Event()
 
-    def __init__(self, config, on_report):
+    def __init__(self, config, on_report, family):
         time.sleep(4 * TICK_S)
 
     def stop(self):
@@ -84,14 +84,14 @@ class Service:
 
 
 @pytest.mark.parametrize("given_up", [True, False])
-def test_who_was_given_up_while_loading_ends(monkeypatch, given_up):
+def test_who_was_given_up_while_loading_ends(monkeypatch, tmp_path, given_up):
     monkeypatch.setattr(triton_model, "EngineService", Service)
     monkeypatch.setattr(triton_model, "GIVEN_UP_S", 0.0 if given_up else 1e9)
     Service.stopped.clear()
     config = EngineConfig(model="a")
     if given_up:
         with pytest.raises(EngineDeadError, match="load it again"):
-            triton_model.start_engine(config, SimpleQueue())
+            triton_model.start_engine(config, SimpleQueue(), tmp_path)
     else:
-        assert isinstance(triton_model.start_engine(config, SimpleQueue()), Service)
+        assert isinstance(triton_model.start_engine(config, SimpleQueue(), tmp_path), Service)
     assert Service.stopped.is_set() == given_up

@@ -28,16 +28,6 @@ from tandem.triton_model import TritonPythonModel  # noqa: E402
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(autouse=True)
-def unguarded(monkeypatch):
-    """These tests are no child of a Triton, and are not to end for it."""
-    guardian = subprocess.Popen(["sleep", "infinity"])
-    monkeypatch.setattr(triton_model.guardian, "watched", lambda: guardian)
-    yield guardian
-    guardian.kill()
-    guardian.wait()
-
-
 class FakeService:
     """Keeps what was submitted; the test answers."""
 
@@ -67,7 +57,7 @@ def test_a_heart_beats_while_weights_load(monkeypatch, tmp_path):
     """So that who probes can tell a model that loads from one that has lost its process."""
     shown = {}
 
-    def load(config, on_report):
+    def load(config, on_report, family):
         until(lambda: MetricFamily.made[HEARTBEAT].metrics[0].value > 0)
         shown.update(up=MetricFamily.made[UP].metrics[0].value)
         raise ConfigError("It cannot be loaded.")
@@ -80,9 +70,9 @@ def test_a_heart_beats_while_weights_load(monkeypatch, tmp_path):
     assert not loading.board._families  # nor is it shown any longer
 
 
-def test_a_model_that_is_ready_is_said_to_be_up(monkeypatch, tmp_path, unguarded):
+def test_a_model_that_is_ready_is_said_to_be_up(monkeypatch, tmp_path):
     class Ready(FakeService):
-        def __init__(self, config, on_report):
+        def __init__(self, config, on_report, family):
             super().__init__()
             on_report(standing(True))
 
@@ -94,9 +84,7 @@ def test_a_model_that_is_ready_is_said_to_be_up(monkeypatch, tmp_path, unguarded
     one = TritonPythonModel()
     one.initialize(arguments(tmp_path))
     assert MetricFamily.made[UP].metrics[0].value == 1
-    assert unguarded.poll() is None
     one.finalize()
-    assert unguarded.poll()  # its guardian goes with it
 
 
 def arguments(folder):

@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tandem.killing import FAMILY
 from tandem.serving import ServerOptions, TritonServer
 from tandem.serving.processes import members
 from tests.conftest import MODEL_REPOSITORY
@@ -39,11 +40,13 @@ def test_nothing_is_left_behind_a_triton_that_ends(server, signum, loaded):
     """Without a guardian every other stub stays: which, is decided by what it was at."""
     if loaded:
         server.wait_ready()
-    else:
-        wait_until(lambda: below(server, "tandem.service_worker"))
+    wait_until(lambda: below(server, "tandem.service_worker"))
+    [engine] = below(server, "tandem.service_worker")
+    family = Path(engine.environ()[FAMILY])
+    assert family.exists()
     os.kill(server.pid, signum)
     assert server.exit_code(EXIT_S) is not None
-    wait_until(lambda: not members(server.identity))
+    wait_until(lambda: not (members(server.identity) or family.exists()))
     assert not [*SHM.glob(f"{server.identity}*")]
 
 

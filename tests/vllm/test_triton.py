@@ -6,6 +6,7 @@ import time
 import psutil
 import pytest
 
+from tandem.killing import FAMILY
 from tandem.metrics import RESTARTS, UP
 from tandem_client import GrpcClient, Unavailable
 from tests.conftest import steady_server
@@ -53,6 +54,7 @@ def answered(client):
 def test_a_killed_core_is_said_and_repaired_and_leaves_nothing(server, shared):
     triton, (engine, others) = server.pid, family(server)
     [core] = [one for one in others if "EngineCore" in " ".join(one.cmdline())]
+    assert len({one.environ()[FAMILY] for one in (engine, *others)}) == 1
     before = footprint(server, shared)
     with GrpcClient(server.endpoints.grpc, MODEL) as client:
         text = answered(client)

@@ -12,6 +12,7 @@ from typing import NamedTuple, Self
 
 import psutil
 
+from tandem import guardian_process
 from tandem.serving import TritonServer
 from tandem.serving.processes import members
 from tools.soak.shared_memory import SharedMemory, size
@@ -21,7 +22,11 @@ PAUSE_S = 1.0
 NOISE_MIB = 6.0  # growth that allocators explain, by traffic, ...
 NOISE_SHARE = 0.02
 OF_LOADS_MIB = 2.0  # ... and in Triton by loads and unloads
-MODULES = {"tandem.service_worker": "engine", "tandem.runners.rank_worker": "rank"}
+MODULES = {
+    "tandem.service_worker": "engine",
+    "tandem.runners.rank_worker": "rank",
+    guardian_process.__file__: "guardian",
+}
 
 
 class Sample(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Final
 
 import psutil
 
-from tandem.killing import kill
+from tandem.killing import marked
 
 IDENTITY: Final = "TANDEM_SERVER_ID"
 _PR_SET_PDEATHSIG: Final = 1
@@ -19,23 +19,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 def members(identity: str) -> list[psutil.Process]:
     """The living processes of the server `identity`."""
-    return [process for process in psutil.process_iter() if _identity(process) == identity]
-
-
-def _identity(process: psutil.Process) -> str | None:
-    try:
-        return process.environ().get(IDENTITY)
-    except (psutil.Error, OSError):
-        return None  # another user's, or gone meanwhile
-
-
-def end_all(identity: str, grace: float) -> None:
-    """Waits up to `grace` seconds for the server's processes to end, then kills the rest."""
-    _, stubborn = psutil.wait_procs(members(identity), timeout=grace)
-    # A process may start another while the list is read: look again until none is left.
-    while stubborn:
-        kill(stubborn)
-        stubborn = members(identity)
+    return marked(IDENTITY, identity)
 
 
 def end_with_parent() -> Callable[[], None]:
