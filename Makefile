@@ -51,12 +51,12 @@ profile: setup-profile $(NEEDS) ## measure the load profile PROFILE with and wit
 	@$(BIN)/python -m tools.load_profiles $(PROFILE) --tool $(TOOL) --model $(MODEL) --host $(HOST) \
 		--http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT) $(OVERRIDES)
 
-# Those of a server need both cores: they come by themselves. Where ARGS choose among tests, there may
-# be none of either.
-test: NONE = $(if $(ARGS),5,0)
+# Those that ask a server much need both cores: they come by themselves. Where ARGS choose among tests,
+# there may be none of either.
+test test-vllm: NONE = $(if $(ARGS),5,0)
 test: setup-profile ## run every test but those of vLLM and load tools; a GPU's are skipped without one
-	@$(BIN)/python -m pytest -n 2 -m "$(HERE) and not triton" $(ARGS) || test $$? = $(NONE)
-	@$(BIN)/python -m pytest -m "$(HERE) and triton" $(ARGS) || test $$? = $(NONE)
+	@$(BIN)/python -m pytest -n 2 -m "$(HERE) and (waiting or not triton)" $(ARGS) || test $$? = $(NONE)
+	@$(BIN)/python -m pytest -m "$(HERE) and triton and not waiting" $(ARGS) || test $$? = $(NONE)
 
 setup-vllm: setup ## make .venv-vllm, or nothing when it is up to date
 	@tools/setup/vllm.sh
@@ -67,10 +67,11 @@ fuzz: setup ## look for requests and parameters that break the model, for SECOND
 	@$(BIN)/python -m tools.fuzz --seconds $(SECONDS) $(ARGS)
 
 test-vllm: setup-vllm ## run the tests that need vLLM, and the contract's tests on tandem_vllm
-	@$(BIN)/python -m pytest -m vllm $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "vllm and not triton" $(ARGS) || test $$? = $(NONE)
+	@$(BIN)/python -m pytest -m "vllm and triton" $(ARGS) || test $$? = $(NONE)
 	@$(BIN)/python -m pytest tests/triton --ignore-glob "*_parallel.py" \
 		--ignore-glob "*test_methods.py" --ignore-glob "*test_soak.py" \
-		--ignore-glob "*_steps.py" --ignore-glob "*test_native.py" --serve tandem_vllm $(ARGS)
+		--ignore-glob "*_steps.py" --ignore-glob "*test_native.py" --serve tandem_vllm $(ARGS) || test $$? = $(NONE)
 
 soak: setup $(NEEDS) ## 30 minutes of mixed traffic, 5 with kills, 1 of overload, 50 loads, reloads and unloads
 	@for run in traffic faults overload reloads; do \

@@ -9,8 +9,18 @@ import pytest
 from tandem.serving import ServerOptions, TritonServer
 from tandem.serving.overrides import overridden
 
+WAITING = {"serving", "docker"}
+"""Folders whose tests start and end servers, and ask them little."""
 STEADY = {"dtype": "float32", "adaptive_speculation": "false"}
 MODEL_REPOSITORY = Path(__file__).parents[1] / "model_repository"
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks those of these folders."""
+    for item in items:
+        if item.path.parent.name in WAITING:
+            item.add_marker("waiting")
 
 
 @contextmanager
