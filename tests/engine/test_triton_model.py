@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,6 +27,13 @@ from tandem import triton_metrics, triton_model  # noqa: E402
 from tandem.triton_model import TritonPythonModel  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def unguarded(monkeypatch, tmp_path):
+    """The tests' process is no stub of a Triton, and is not to be ended like one."""
+    guardian = SimpleNamespace(family=tmp_path)
+    monkeypatch.setattr(triton_model, "Guardian", lambda: guardian)
 
 
 class FakeService:

@@ -14,8 +14,8 @@ from tandem.serving.processes import members
 from tests.conftest import MODEL_REPOSITORY
 
 pytestmark = [pytest.mark.triton, pytest.mark.timeout(300)]
-WAIT_S = 10.0
-EXIT_S = 30.0
+WAIT_S = 20.0
+EXIT_S = 60.0  # Triton that is told to end while it loads loads on
 VLLM_S = 60.0
 SHM = Path("/dev/shm")
 
