@@ -52,10 +52,11 @@ profile: setup-profile $(NEEDS) ## measure the load profile PROFILE with and wit
 		--http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT) $(OVERRIDES)
 
 # Those that ask a server much need both cores: they come by themselves. Where ARGS choose among tests,
-# there may be none of either.
+# there may be none of a kind.
 test test-vllm: NONE = $(if $(ARGS),5,0)
 test: setup-profile ## run every test but those of vLLM and load tools; a GPU's are skipped without one
-	@$(BIN)/python -m pytest -n 2 -m "$(HERE) and (waiting or not triton)" $(ARGS) || test $$? = $(NONE)
+	@$(BIN)/python -m pytest -n 2 -m "$(HERE) and not triton" $(ARGS) || test $$? = $(NONE)
+	@$(BIN)/python -m pytest -n 2 -m "$(HERE) and triton and waiting" $(ARGS) || test $$? = $(NONE)
 	@$(BIN)/python -m pytest -m "$(HERE) and triton and not waiting" $(ARGS) || test $$? = $(NONE)
 
 setup-vllm: setup ## make .venv-vllm, or nothing when it is up to date
