@@ -18,7 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 
 GRACE_S = 2.0
-"""A stub that notices by itself that Triton has gone ends within a second, and an engine too."""
+"""A stub that notices by itself that Triton has gone ends within a second."""
+FAMILY_GRACE_S = 5.0
+"""vLLM's processes clear away what they have in shared memory, if they are given the time."""
 
 
 def watch(triton: int, stub: int, region: Path, family: Path) -> None:
@@ -48,7 +50,7 @@ def _end(stub: int, region: Path) -> None:
 def _end_family(family: Path) -> None:
     from tandem.killing import FAMILY, end_all  # not before: what these import is large
 
-    end_all(FAMILY, str(family), GRACE_S)
+    end_all(FAMILY, str(family), FAMILY_GRACE_S)
     shutil.rmtree(family, ignore_errors=True)
 
 

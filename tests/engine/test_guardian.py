@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
@@ -13,7 +14,7 @@ import pytest
 from tandem.guardian_process import GRACE_S
 from tandem.killing import FAMILY
 
-WAIT_S = 10.0
+WAIT_S = 20.0
 STUB = f"""
 import subprocess, sys
 from pathlib import Path
@@ -81,6 +82,8 @@ def model_of(tmp_path):
     for model in models:
         with model.stub as stub:
             stub.kill()
+        with suppress(psutil.NoSuchProcess):
+            model.engine.kill()
         model.region.unlink(missing_ok=True)
         model.wait_ended()
 
