@@ -18,6 +18,7 @@ import psutil
 from tandem.config import EngineConfig
 from tandem.errors import ConfigError
 from tandem.killing import FAMILY, kill
+from tandem.leftovers import clear_shared
 from tandem.messages import Failed, Ready, Start
 
 STOP_GRACE_S = 5.0
@@ -49,6 +50,7 @@ class EngineProcess:
         # What it has there goes with it, however it ends.
         folder = VLLM_SOCKETS if config.engine == "vllm" else TEMPORARY
         environment[folder] = self._scratch.enter_context(_folder(family))
+        self._scratch.callback(clear_shared, Path(environment[folder]))
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(

@@ -13,6 +13,7 @@ import pytest
 
 from tandem.guardian_process import GRACE_S
 from tandem.killing import FAMILY
+from tandem.leftovers import MEETING
 
 WAIT_S = 20.0
 STUB = f"""
@@ -21,6 +22,9 @@ from pathlib import Path
 from tandem.guardian import Guardian
 one = Guardian()
 Path("/dev/shm", sys.argv[1]).touch()
+meeting = "{MEETING}" + sys.argv[1]  # as vLLM's ranks leave both
+(one.family / meeting).touch()
+Path("/dev/shm", meeting + "-tp").touch()
 engine = subprocess.Popen(["sleep", "60"], env={{"{FAMILY}": str(one.family)}})
 print(one.family, engine.pid, one.process.pid, flush=True)
 sys.stdin.read()
@@ -45,7 +49,8 @@ class Model(NamedTuple):
 
     @property
     def files(self):
-        return [one for one in (self.region, self.family) if one.exists()]
+        shared = self.region.with_name(f"{MEETING}{self.region.name}-tp")
+        return [one for one in (self.region, self.family, shared) if one.exists()]
 
     def wait_ended(self):
         limit = time.monotonic() + WAIT_S
@@ -97,7 +102,7 @@ def test_who_is_left_behind_is_ended_with_what_it_started_and_shared(triton, mod
     model.wait_ended()
     assert model.stub.wait() == -9
     assert len(other.alive) == 3
-    assert len(other.files) == 2
+    assert len(other.files) == 3
 
 
 def test_who_started_when_triton_had_gone_is_ended(triton, model_of):

@@ -10,12 +10,14 @@ import threading
 from collections.abc import Iterator
 from multiprocessing import Pipe
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from tandem import RequestOutput, engine_process, service
 from tandem.engine_process import EngineProcess
 from tandem.errors import ConfigError, EngineDeadError
+from tandem.leftovers import MEETING, SHARED
 from tandem.messages import Broken, Outputs
 from tandem.service import EngineService
 from tests.engine.sinks import LONG, WAIT_S, children, config_of, gone, submit, until
@@ -239,15 +241,18 @@ def test_a_start_behind_a_crash_that_hangs_is_ended_and_tried_again(
 
 def test_what_vllms_processes_leave_goes_with_them(target, tmp_path):
     python, told = tmp_path / "python", tmp_path / "told"
-    folder = "$VLLM_RPC_BASE_PATH"
-    python.write_text(f'#!/bin/sh\ntouch "{folder}/socket"\necho "{folder}" > {told}\n')
+    folder, meeting = "$VLLM_RPC_BASE_PATH", f"{MEETING}{uuid4().hex}"
+    shared = [SHARED / f"{meeting}-tp:0-[0-1]-cpushm_{rank}" for rank in range(2)]
+    files = f'"{folder}/socket" "{folder}/{meeting}" "{shared[0]}" "{shared[1]}"'
+    python.write_text(f'#!/bin/sh\ntouch {files}\necho "{folder}" > {told}\n')
     python.chmod(0o755)
     process = EngineProcess(config_of(target, engine="vllm"), str(python))
     until(lambda: told.exists() and told.read_text().endswith("\n"))
-    assert (Path(told.read_text().strip()) / "socket").exists()
+    folder = Path(told.read_text().strip())
+    assert all(path.exists() for path in (folder / "socket", *shared))
     process.end()
     process.tidy()
-    assert not Path(told.read_text().strip()).exists()
+    assert not any(path.exists() for path in (folder, *shared))
 
 
 def test_what_the_engines_process_started_ends_with_it(target, tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tandem import EngineConfig
+from tandem.engine_process import VLLM_SOCKETS
 from tandem.errors import ConfigError
 from tandem.metrics import (
     DRAFTING,
@@ -19,7 +20,7 @@ from tandem.metrics import (
     VERIFYING,
     Key,
 )
-from tandem.vllm import draft_tp, per_request, round_times
+from tandem.vllm import draft_tp, endings, per_request, round_times
 from tandem.vllm.engine import check_installation, check_seams, first_sentence
 from tandem.vllm.scheduler_meters import SchedulerMeters
 
@@ -165,6 +166,11 @@ def start(vllm_config):
     """Stands for init_worker_distributed_environment."""
 
 
+def meeting():
+    """Stands for get_file_store_init_method."""
+    return "file:///tmp/vllm_dist_0a1b"
+
+
 def new_group(group_ranks, local_rank, backend):
     """Stands for init_model_parallel_group."""
 
@@ -179,6 +185,7 @@ def fresh(cls):
 @pytest.fixture
 def vllm(monkeypatch):
     """Modules by name, in sys.modules for the test's time."""
+    monkeypatch.setenv(VLLM_SOCKETS, "/run/sockets")
     contents = {
         "vllm": {"__version__": "0.32.0"},
         "vllm.config.speculative": {"SpeculativeConfig": fresh(SpeculativeConfig)},
@@ -191,6 +198,8 @@ def vllm(monkeypatch):
             "get_world_group": lambda: None,
             "_TP": "target's",
         },
+        "vllm.v1.executor.multiproc_executor": {"get_file_store_init_method": meeting},
+        "vllm.v1.executor.uniproc_executor": {"get_file_store_init_method": meeting},
         "vllm.v1.request": {"Request": fresh(Request)},
         "vllm.sampling_params": {"SamplingParams": fresh(SamplingParams)},
         "vllm.v1.worker.gpu_model_runner": {
@@ -227,6 +236,17 @@ def snapshot(vllm):
     contents = {name: dict(vars(module)) for name, module in vllm.items()}
     classes = [value for values in contents.values() for value in values.values()]
     return contents, [dict(vars(value)) for value in classes if isinstance(value, type)]
+
+
+def test_ranks_meet_in_the_folder_of_the_sockets(vllm, monkeypatch):
+    executors = [vllm[f"vllm.v1.executor.{name}_executor"] for name in ("multiproc", "uniproc")]
+    monkeypatch.delenv(VLLM_SOCKETS)
+    endings.register()  # somebody else's vLLM
+    assert [one.get_file_store_init_method() for one in executors] == [meeting()] * 2
+    monkeypatch.setenv(VLLM_SOCKETS, "/run/sockets")
+    endings.register()
+    ours = "file:///run/sockets/vllm_dist_0a1b"
+    assert [one.get_file_store_init_method() for one in executors] == [ours] * 2
 
 
 def test_every_divisor_is_taken_and_nothing_else(vllm):
@@ -418,9 +438,10 @@ def test_what_a_scheduler_says_is_taken_once():
     assert emptied == [True]
 
 
+PLUGINS = draft_tp, endings, per_request, round_times
 MOVED = [
     (plugin, seam, how)
-    for plugin in (draft_tp, per_request, round_times)
+    for plugin in PLUGINS
     for seam in plugin.SEAMS
     for how in ("gone", "changed")
     if seam.parameters or how == "gone"
@@ -443,7 +464,7 @@ def test_a_moved_seam_is_named_and_nothing_is_replaced(vllm, caplog, plugin, sea
     assert snapshot(vllm) == before
 
 
-@pytest.mark.parametrize("plugin", [draft_tp, per_request, round_times])
+@pytest.mark.parametrize("plugin", PLUGINS)
 def test_an_unknown_version_is_left_alone(vllm, caplog, plugin):
     vllm["vllm"].__version__ = "0.33.1"
     before = snapshot(vllm)

@@ -3,18 +3,19 @@
 import signal
 from collections import Counter
 from pathlib import Path
+from tempfile import gettempdir
 
 import psutil
 import pytest
 from scipy.stats import chi2_contingency
 
 from tandem import Engine, EngineConfig, SamplingParams
+from tandem.engine_process import TITLES, VLLM_SOCKETS
 from tandem.errors import EngineDeadError
+from tandem.leftovers import MEETING, SHARED
 from tandem.metrics import FINISHED, GENERATED_TOKENS, KV_USAGE, RUNNING, WAITING, Key, merged
 from tandem.service import EngineService
 from tests.engine.sinks import Answer, submit, until
-
-SHM = Path("/dev/shm")
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -184,7 +185,7 @@ def test_priorities_decide_who_of_those_waiting_is_begun():
 def shared_by(processes):
     """What they have in shared memory."""
     mapped = {Path(one.path) for process in processes for one in process.memory_maps()}
-    return [path for path in mapped if SHM in path.parents and path.exists()]
+    return [path for path in mapped if SHARED in path.parents and path.exists()]
 
 
 @pytest.mark.parametrize("victim", ["engine", "core"])
@@ -192,7 +193,10 @@ def test_what_is_killed_is_said_and_repaired_and_leaves_nothing(service, victim)
     before = family(service)
     names = {process.pid: " ".join(process.cmdline()) for process in before}
     core = next(process for process in before[1:] if "resource_tracker" not in names[process.pid])
-    sockets = Path(before[0].environ()["VLLM_RPC_BASE_PATH"])
+    given = before[0].environ()
+    assert given.items() >= TITLES.items()
+    assert not [names[one.pid] for one in before if not one.environ().keys() >= given.keys()]
+    sockets = Path(given[VLLM_SOCKETS])
     assert list(sockets.iterdir())
     regions = shared_by(before)
     assert regions
@@ -223,6 +227,8 @@ def test_a_target_of_two_ranks_with_a_draft_of_one_writes_the_same(ranks, native
 def test_a_lost_rank_is_said_and_repaired_and_leaves_nothing(ranks, native_ids, signum, said):
     """One that is killed, and one that hangs."""
     before = family(ranks)
+    regions = shared_by(before)
+    assert sum("cpushm" in region.name for region in regions) == 2
     [rank] = [process for process in before if "Worker_TP1" in " ".join(process.cmdline())]
     answer = submit(ranks, PROMPTS[0], LONG)
     assert answer.begun.wait(60)
@@ -232,4 +238,16 @@ def test_a_lost_rank_is_said_and_repaired_and_leaves_nothing(ranks, native_ids, 
     assert said in str(error)
     assert not psutil.wait_procs(before, timeout=10)[1]
     until(lambda: ranks.alive)
+    assert not [region for region in regions if region.exists()]
     assert ids(submit(ranks, PROMPTS[0], GREEDY)) == native_ids[0]
+
+
+def test_ranks_that_are_stopped_leave_nothing(ranks):
+    before = family(ranks)
+    regions = shared_by(before)
+    [met] = {region.name.partition("-")[0] for region in regions if "cpushm" in region.name}
+    assert met.startswith(MEETING)
+    ranks.stop()
+    assert not psutil.wait_procs(before, timeout=10)[1]
+    assert not [region for region in regions if region.exists()]
+    assert not Path(gettempdir(), met).exists()

@@ -11,15 +11,11 @@
 - On CPUs, sampling with drafts: vLLM's stand-in for a kernel writes temperature, top-k and top-p
   of drafted positions into a copy (vLLM issue 55005), so they were whatever the memory held. In a
   step without drafts it takes the largest top-k of none, with which vLLM's core ends.
-- An engine that ends when the process that started it is gone.
 """
 
 from __future__ import annotations
 
 import logging
-import multiprocessing
-import os
-import threading
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -83,7 +79,6 @@ def register() -> None:
     _UPDATE.replace(_with_counts)
     _EXPAND.replace(_expanding_in_place)
     _CONSTRAIN.replace(_where_there_are_drafts)
-    _end_with_parent()
 
 
 def draft_limit(sampling_params: Any) -> int | None:
@@ -200,16 +195,3 @@ def _where_there_are_drafts(original: Callable[..., torch.Tensor]) -> Callable[.
         )
 
     return constrain
-
-
-def _end_with_parent() -> None:
-    """vLLM's engine process would outlive a killed parent, and hold its devices."""
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-
-    def wait() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=wait, name="tandem-parent", daemon=True).start()

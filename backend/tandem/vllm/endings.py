@@ -1,0 +1,66 @@
+"""What vLLM would leave behind at its end: a plug-in that loads in every process of vLLM.
+
+- An engine that ends when the process that started it is gone.
+- Ranks that meet at a file in the folder of the engine's sockets, which goes with the engine. vLLM
+  leaves the file in the temporary folder, and on CPUs what its ranks have in shared memory, which
+  has the file's name, by which it is found and removed (`tandem.leftovers`).
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable
+from functools import wraps
+
+from tandem.engine_process import VLLM_SOCKETS
+from tandem.vllm.seams import Seam, troubles
+
+logger = logging.getLogger(__name__)
+
+_MEET = "get_file_store_init_method"
+SEAMS = (
+    Seam("vllm.v1.executor.multiproc_executor", _MEET, ()),
+    Seam("vllm.v1.executor.uniproc_executor", _MEET, ()),
+)
+
+
+def register() -> None:
+    """The entry point, called once in every process of vLLM."""
+    _end_with_parent()
+    folder = os.environ.get(VLLM_SOCKETS)
+    if folder is None:
+        return  # a vLLM that we have not started
+    wrong = troubles(SEAMS)
+    if wrong:
+        logger.error("vLLM leaves files behind at its end: %s.", "; ".join(wrong))
+        return
+    for seam in SEAMS:
+        seam.replace(_meeting_in(folder))
+
+
+def _meeting_in(folder: str) -> Callable[[Callable[[], str]], Callable[[], str]]:
+    def make(original: Callable[[], str]) -> Callable[[], str]:
+        @wraps(original)
+        def meeting() -> str:
+            """As a URL."""
+            return f"file://{folder}/{original().rpartition('/')[2]}"
+
+        return meeting
+
+    return make
+
+
+def _end_with_parent() -> None:
+    """vLLM's engine process would outlive a killed parent, and hold its devices."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, name="tandem-parent", daemon=True).start()
