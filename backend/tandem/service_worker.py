@@ -97,8 +97,8 @@ class ServedEngine(Reader, Protocol):
 def main() -> None:
     """Serves one connection until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us too; our parent decides
-    # The kernel sends it behind our end to our group, if one of it is stopped: it would end Python's
-    # resource tracker before that has removed what vLLM's processes share.
+    # The kernel sends it behind our end to our group, if one of that is stopped: Python's resource
+    # tracker would end before it has removed what vLLM's processes share.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     die_with_parent()
     os.set_inheritable(int(sys.argv[1]), False)  # its end is ours
