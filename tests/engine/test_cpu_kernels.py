@@ -3,6 +3,9 @@
 import mmap
 import random
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -21,6 +24,8 @@ from tandem.runners.model_runner import ModelRunner
 from tests.engine.checkpoints import make_checkpoint
 from tests.engine.kernels import OLDER, TWOS, WIDE, compiled_for, has
 from tests.engine.references import logits_of
+
+TARGET = Path(__file__).parents[2] / "model_repository" / "tandem" / "1" / "target"
 
 SHAPES = {
     "even": ("llama", {}),
@@ -396,3 +401,26 @@ def test_what_the_compiler_says_is_in_the_log(monkeypatch, tmp_path, caplog):
     monkeypatch.setattr(library, "SOURCE", broken)
     assert load_kernels() is None
     assert "error: expected" in caplog.text
+
+
+HOLDS = """
+import ctypes, sys
+from pathlib import Path
+import psutil, torch
+from tandem.models.config import read_model_config
+from tandem.models.loader import load_decoder
+
+folder = Path(sys.argv[1])
+config = read_model_config(folder)
+model = load_decoder(folder, config, torch.bfloat16, torch.device("cpu"))
+held = psutil.Process().memory_full_info().uss
+ctypes.CDLL(None).malloc_trim(0)
+print(held - psutil.Process().memory_full_info().uss)
+"""
+
+
+def test_what_loading_freed_goes_back_to_the_system():
+    run = subprocess.run(
+        [sys.executable, "-c", HOLDS, TARGET], check=True, capture_output=True, text=True
+    )
+    assert int(run.stdout) < 1 << 20

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tandem.cpu.library import STORED, load_kernels
-from tandem.cpu.memory import zeros
+from tandem.cpu.memory import give_back, zeros
 from tandem.cpu.structures import Matrix
 from tandem.models.layers import Linear
 
@@ -59,6 +59,7 @@ def use_kernels(model: nn.Module, stored: torch.dtype) -> None:
         weight = module.weight.data.to(stored)
         module.kernel = KernelLinear(kernels, weight, module.bias, part)
         module.weight.data = torch.empty(0)
+    give_back()
 
 
 def packed_size(kernels: ctypes.CDLL, weight: Tensor, stored: torch.dtype) -> int:
