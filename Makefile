@@ -68,8 +68,8 @@ fuzz: setup ## look for requests and parameters that break the model, for SECOND
 	@$(BIN)/python -m tools.fuzz --seconds $(SECONDS) $(ARGS)
 
 test-vllm: setup-vllm ## run the tests that need vLLM, and the contract's tests on tandem_vllm
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "vllm and not triton" $(ARGS) || test $$? = $(NONE)
-	@$(BIN)/python -m pytest -m "vllm and triton" $(ARGS) || test $$? = $(NONE)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "vllm and waiting" $(ARGS) || test $$? = $(NONE)
+	@$(BIN)/python -m pytest -m "vllm and not waiting" $(ARGS) || test $$? = $(NONE)
 	@$(BIN)/python -m pytest tests/triton --ignore-glob "*_parallel.py" \
 		--ignore-glob "*test_methods.py" --ignore-glob "*test_soak.py" \
 		--ignore-glob "*_steps.py" --ignore-glob "*test_native.py" --serve tandem_vllm $(ARGS) || test $$? = $(NONE)

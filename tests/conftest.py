@@ -9,8 +9,8 @@ import pytest
 from tandem.serving import ServerOptions, TritonServer
 from tandem.serving.overrides import overridden
 
-WAITING = {"serving", "docker"}
-"""Folders whose tests start and end servers, and ask them little."""
+WAITING = {"serving", "docker", "vllm"}
+"""Folders whose tests start and end servers or vLLM, and ask them little."""
 STEADY = {"dtype": "float32", "adaptive_speculation": "false"}
 MODEL_REPOSITORY = Path(__file__).parents[1] / "model_repository"
 

@@ -49,21 +49,6 @@ def test_the_warm_up_ran_before_the_model_was_ready(control, small_server):
     assert control.is_model_ready("tandem")
 
 
-def test_unload_and_load(control, small, small_server, greedy_text):
-    before = engines(small_server)
-    control.unload_model("tandem")
-    gone, alive = psutil.wait_procs(before, timeout=30)
-    assert gone
-    assert not alive
-    with GrpcClient(small.grpc) as client:
-        assert not client.is_ready()
-        with pytest.raises(TandemError, match="tandem"):
-            client.generate(PROMPT)
-        control.load_model("tandem")
-        assert client.is_ready()
-        assert client.generate(PROMPT, max_tokens=64, temperature=0.0).text == greedy_text
-
-
 PROBE = MODEL_REPOSITORY.parent / "docker" / "probe.sh"
 
 
@@ -198,11 +183,21 @@ def unloaded_while_running(control, small, max_tokens):
     return end
 
 
-def test_an_unload_lets_running_requests_end(control, small, small_server, changed):
+def test_an_unload_lets_running_requests_end(control, small, small_server, changed, greedy_text):
+    """A load behind it begins anew."""
     control.load_model("tandem", config=changed(drain_timeout="1000"))
     before = engines(small_server)
     assert unloaded_while_running(control, small, 200).finish_reason == "length"
-    assert not psutil.wait_procs(before, timeout=30)[1]
+    gone, alive = psutil.wait_procs(before, timeout=30)
+    assert gone
+    assert not alive
+    with GrpcClient(small.grpc) as client:
+        assert not client.is_ready()
+        with pytest.raises(TandemError, match="tandem"):
+            client.generate(PROMPT)
+        control.load_model("tandem")
+        assert client.is_ready()
+        assert client.generate(PROMPT, max_tokens=64, temperature=0.0).text == greedy_text
 
 
 def test_an_unload_does_not_wait_beyond_its_time(control, small, small_server, changed):
