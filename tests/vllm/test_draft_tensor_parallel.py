@@ -5,10 +5,13 @@ import os
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+
+from tandem.leftovers import clear_shared
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -35,16 +38,13 @@ def run(t=1, d=None, draft=None, plugins="tandem_draft_tensor_parallel"):
         "VLLM_CPU_OMP_THREADS_BIND": "|".join(str(cores[i % len(cores)]) for i in range(t)),
         "VLLM_LOGGING_LEVEL": "ERROR",
     }
-    return subprocess.run(
-        [
-            ROOT / ".venv-vllm/bin/python",
-            Path(__file__).with_name("generate.py"),
-            json.dumps(arguments),
-        ],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    script = Path(__file__).with_name("generate.py")
+    command = [ROOT / ".venv-vllm/bin/python", script, json.dumps(arguments)]
+    with TemporaryDirectory() as folder:
+        environment["TMPDIR"] = folder
+        finished = subprocess.run(command, env=environment, capture_output=True, text=True)
+        clear_shared(Path(folder))  # vLLM by itself leaves both
+    return finished
 
 
 def result(process):
