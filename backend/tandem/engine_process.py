@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,12 +16,11 @@ import psutil
 
 from tandem.config import EngineConfig
 from tandem.errors import ConfigError
-from tandem.killing import FAMILY, kill
+from tandem.killing import FAMILY, end_all
 from tandem.leftovers import clear_shared
 from tandem.messages import Failed, Ready, Start
 
 STOP_GRACE_S = 5.0
-LOOK_S = 0.05
 LEFT_GRACE_S = 5.0  # for what the engine's process started, behind its end
 VLLM_ENVIRONMENT = ".venv-vllm"
 VLLM_SOCKETS = "VLLM_RPC_BASE_PATH"
@@ -43,6 +41,7 @@ class EngineProcess:
     def __init__(self, config: EngineConfig, python: str, family: Path | None = None) -> None:
         """family: as `Guardian` has it."""
         self._config = config
+        self._started = False
         self._scratch = ExitStack()
         environment = PATIENCE | os.environ | TITLES
         if family:
@@ -73,6 +72,7 @@ class EngineProcess:
             self.end()
             self.tidy()
             raise ConfigError(reason)
+        self._started = True
 
     def _start(self) -> str | None:
         """Why the engine is not built; None: it is."""
@@ -115,16 +115,9 @@ class EngineProcess:
 
     def tidy(self) -> None:
         """Behind the process's end: waits for all that it started, not for ever. vLLM's processes
-        end by themselves, and leave nothing, unless they are stopped or hung."""
-        end = time.monotonic() + LEFT_GRACE_S
+        end by themselves, and leave nothing, unless they are stopped, hung or still starting."""
         with self._scratch:
-            while left := self._left():
-                if time.monotonic() >= end:
-                    return kill(left)
-                for process in left:
-                    with suppress(psutil.Error):
-                        process.resume()
-                time.sleep(LOOK_S)
+            end_all(self._left, LEFT_GRACE_S if self._started else 0.0)
 
     def _left(self) -> list[psutil.Process]:
         """The processes of its group that have not ended."""

@@ -48,10 +48,10 @@ def _end(stub: int, region: Path) -> None:
 
 
 def _end_family(family: Path) -> None:
-    from tandem.killing import FAMILY, end_all  # not before: what these import is large
+    from tandem.killing import FAMILY, end_all, marked  # not before: what these import is large
     from tandem.leftovers import clear_shared
 
-    end_all(FAMILY, str(family), FAMILY_GRACE_S)
+    end_all(lambda: marked(FAMILY, str(family)), FAMILY_GRACE_S)
     clear_shared(family)
     shutil.rmtree(family, ignore_errors=True)
 

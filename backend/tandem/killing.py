@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import psutil
 
 GRACE_S = 5.0  # for what ends behind the others
+LOOK_S = 0.05
 LOOKS = 5  # for what has been started while others were ended
 FAMILY = "TANDEM_FAMILY"
 """In the environment of an engine's process, and of all that it starts: which model's it is."""
@@ -28,22 +29,28 @@ def _variable(process: psutil.Process, name: str) -> str | None:
         return None  # another user's, or gone meanwhile
 
 
-def end_all(variable: str, value: str, grace: float) -> None:
-    """Waits up to `grace` seconds for such processes to end, then kills the rest."""
-    _, stubborn = psutil.wait_procs(marked(variable, value), timeout=grace)
+def end_all(find: Callable[[], list[psutil.Process]], grace: float) -> None:
+    """Waits up to `grace` seconds for the living processes that `find` finds to end, then kills
+    them, and waits for their end, not for ever. Those that are stopped go on, to end."""
+    limit = time.monotonic() + grace
+    while (left := find()) and time.monotonic() < limit:
+        for process in left:
+            with suppress(psutil.Error):
+                process.resume()
+        time.sleep(LOOK_S)
+    if left:
+        _kill_all(find)
+
+
+def _kill_all(find: Callable[[], list[psutil.Process]]) -> None:
+    """Python's resource trackers come last: behind all others they end by themselves, having taken
+    what these have left in shared memory."""
     for _ in range(LOOKS):
-        if not stubborn:
-            return
-        kill(stubborn)
-        stubborn = marked(variable, value)
-
-
-def kill(processes: Sequence[psutil.Process]) -> None:
-    """At once, and waits for their end, not for ever. Python's resource trackers come last: behind
-    the others they end by themselves, having taken what these have left in shared memory."""
-    trackers = [process for process in processes if _is_tracker(process)]
-    _kill([process for process in processes if process not in trackers])
-    _, stubborn = psutil.wait_procs(trackers, GRACE_S)
+        others = [process for process in find() if not _is_tracker(process)]
+        if not others:
+            break
+        _kill(others)
+    _, stubborn = psutil.wait_procs(find(), GRACE_S)
     _kill(stubborn)
 
 

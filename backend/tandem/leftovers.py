@@ -6,14 +6,17 @@ from contextlib import suppress
 from pathlib import Path
 
 SHARED = Path("/dev/shm")
-MEETING = "vllm_dist_"
-"""How the names begin of the files at which vLLM's ranks meet."""
+_NOTE = ".shared"
+
+
+def note_shared(folder: Path, name: str) -> None:
+    """Notes in a folder that what is in shared memory under names that begin so goes with it."""
+    (folder / f"{name}{_NOTE}").touch()
 
 
 def clear_shared(folder: Path) -> None:
-    """Removes what ranks of vLLM on CPUs shared that met at a file below this folder. They name it
-    after that file (`_CPUSHMDistributed` of vLLM 0.32), and leave both, however they end."""
-    for file in folder.rglob(f"{MEETING}*"):
-        for region in SHARED.glob(f"{file.name}-*"):
+    """Removes from shared memory what is noted below a folder."""
+    for note in folder.rglob(f"*{_NOTE}"):
+        for region in SHARED.glob(f"{note.stem}*"):
             with suppress(OSError):
                 region.unlink()

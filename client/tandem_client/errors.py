@@ -144,4 +144,4 @@ def from_sentence(sentence: str, *, answering: bool) -> TandemError:
 
 def unreachable(cause: Exception) -> TandemError:
     """The error for a connection that could not be made or broke."""
-    return Unavailable(_UNREACHABLE.format(cause or type(cause).__name__))
+    return Unavailable(_UNREACHABLE.format(str(cause) or type(cause).__name__))

@@ -79,3 +79,11 @@ def test_other_sentences_blame_the_request_only_before_its_first_token():
 def test_an_empty_sentence_names_the_code():
     assert str(errors.from_grpc("INTERNAL", "")) == "the server answered INTERNAL"
     assert str(errors.from_http(500, "")) == "the server answered HTTP 500"
+
+
+@pytest.mark.parametrize(
+    ("cause", "reason"),
+    [(OSError("broken"), "broken"), (ConnectionResetError(), "ConnectionReset")],
+)
+def test_a_broken_connection_has_a_reason(cause, reason):
+    assert f"no connection to the server ({reason}" in str(errors.unreachable(cause))

@@ -13,18 +13,17 @@ import pytest
 
 from tandem.guardian_process import GRACE_S
 from tandem.killing import FAMILY
-from tandem.leftovers import MEETING
 
 WAIT_S = 20.0
 STUB = f"""
 import subprocess, sys
 from pathlib import Path
 from tandem.guardian import Guardian
+from tandem.leftovers import note_shared
 one = Guardian()
 Path("/dev/shm", sys.argv[1]).touch()
-meeting = "{MEETING}" + sys.argv[1]  # as vLLM's ranks leave both
-(one.family / meeting).touch()
-Path("/dev/shm", meeting + "-tp").touch()
+note_shared(one.family, "vllm-" + sys.argv[1])
+Path("/dev/shm", "vllm-" + sys.argv[1] + "-tp").touch()
 engine = subprocess.Popen(["sleep", "60"], env={{"{FAMILY}": str(one.family)}})
 print(one.family, engine.pid, one.process.pid, flush=True)
 sys.stdin.read()
@@ -49,7 +48,7 @@ class Model(NamedTuple):
 
     @property
     def files(self):
-        shared = self.region.with_name(f"{MEETING}{self.region.name}-tp")
+        shared = self.region.with_name(f"vllm-{self.region.name}-tp")
         return [one for one in (self.region, self.family, shared) if one.exists()]
 
     def wait_ended(self):

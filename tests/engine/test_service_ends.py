@@ -17,7 +17,7 @@ import pytest
 from tandem import RequestOutput, engine_process, service
 from tandem.engine_process import EngineProcess
 from tandem.errors import ConfigError, EngineDeadError
-from tandem.leftovers import MEETING, SHARED
+from tandem.leftovers import SHARED
 from tandem.messages import Broken, Outputs
 from tandem.service import EngineService
 from tests.engine.sinks import LONG, WAIT_S, children, config_of, gone, submit, until
@@ -241,9 +241,9 @@ def test_a_start_behind_a_crash_that_hangs_is_ended_and_tried_again(
 
 def test_what_vllms_processes_leave_goes_with_them(target, tmp_path):
     python, told = tmp_path / "python", tmp_path / "told"
-    folder, meeting = "$VLLM_RPC_BASE_PATH", f"{MEETING}{uuid4().hex}"
+    folder, meeting = "$VLLM_RPC_BASE_PATH", f"vllm_dist_{uuid4().hex}"
     shared = [SHARED / f"{meeting}-tp:0-[0-1]-cpushm_{rank}" for rank in range(2)]
-    files = f'"{folder}/socket" "{folder}/{meeting}" "{shared[0]}" "{shared[1]}"'
+    files = f'"{folder}/socket" "{folder}/{meeting}-.shared" "{shared[0]}" "{shared[1]}"'
     python.write_text(f'#!/bin/sh\ntouch {files}\necho "{folder}" > {told}\n')
     python.chmod(0o755)
     process = EngineProcess(config_of(target, engine="vllm"), str(python))

@@ -11,6 +11,7 @@ import torch
 from tandem import EngineConfig
 from tandem.engine_process import VLLM_SOCKETS
 from tandem.errors import ConfigError
+from tandem.leftovers import SHARED, clear_shared
 from tandem.metrics import (
     DRAFTING,
     KV_USAGE,
@@ -238,15 +239,21 @@ def snapshot(vllm):
     return contents, [dict(vars(value)) for value in classes if isinstance(value, type)]
 
 
-def test_ranks_meet_in_the_folder_of_the_sockets(vllm, monkeypatch):
+def test_ranks_meet_in_the_folder_of_the_sockets(vllm, monkeypatch, tmp_path):
     executors = [vllm[f"vllm.v1.executor.{name}_executor"] for name in ("multiproc", "uniproc")]
     monkeypatch.delenv(VLLM_SOCKETS)
     endings.register()  # somebody else's vLLM
     assert [one.get_file_store_init_method() for one in executors] == [meeting()] * 2
-    monkeypatch.setenv(VLLM_SOCKETS, "/run/sockets")
+    monkeypatch.setenv(VLLM_SOCKETS, str(tmp_path))
     endings.register()
-    ours = "file:///run/sockets/vllm_dist_0a1b"
+    ours = f"file://{tmp_path}/vllm_dist_0a1b"
     assert [one.get_file_store_init_method() for one in executors] == [ours] * 2
+    shared = [SHARED / f"vllm_dist_0a1{last}" for last in ("b-tp:0-[0-1]-cpushm_0", "bc-tp")]
+    for region in shared:
+        region.touch()
+    clear_shared(tmp_path)
+    assert [region.exists() for region in shared] == [False, True]
+    shared[1].unlink()
 
 
 def test_every_divisor_is_taken_and_nothing_else(vllm):

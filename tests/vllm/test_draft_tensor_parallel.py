@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tandem.engine_process import VLLM_SOCKETS
 from tandem.leftovers import clear_shared
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -32,7 +33,7 @@ def run(t=1, d=None, draft=None, plugins="tandem_draft_tensor_parallel"):
         }
     cores = sorted(os.sched_getaffinity(0))
     environment = os.environ | {
-        "VLLM_PLUGINS": plugins,
+        "VLLM_PLUGINS": f"{plugins},tandem_endings",
         "VLLM_USE_V2_MODEL_RUNNER": "0",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "|".join(str(cores[i % len(cores)]) for i in range(t)),
@@ -41,9 +42,9 @@ def run(t=1, d=None, draft=None, plugins="tandem_draft_tensor_parallel"):
     script = Path(__file__).with_name("generate.py")
     command = [ROOT / ".venv-vllm/bin/python", script, json.dumps(arguments)]
     with TemporaryDirectory() as folder:
-        environment["TMPDIR"] = folder
+        environment[VLLM_SOCKETS] = folder
         finished = subprocess.run(command, env=environment, capture_output=True, text=True)
-        clear_shared(Path(folder))  # vLLM by itself leaves both
+        clear_shared(Path(folder))
     return finished
 
 

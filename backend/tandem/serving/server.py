@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 from urllib.parse import quote
 from uuid import uuid4
 
-from tandem.killing import end_all
+from tandem.killing import end_all, marked
 from tandem.serving.errors import ServingError
 from tandem.serving.installation import Installation, find_installation, server_environment
 from tandem.serving.log import failure_reason, read_log
@@ -211,7 +211,7 @@ class TritonServer:
             self._process.terminate()
             # Triton itself needs a moment beyond the time it gives to running requests.
             self.exit_code(self.options.exit_timeout_s + 5 if grace is None else grace)
-        end_all(IDENTITY, self.identity, grace=0 if failed else 2)
+        end_all(lambda: marked(IDENTITY, self.identity), grace=0 if failed else 2)
         self._process.wait()
         for region in _SHM.glob(f"{self.identity}*"):
             region.unlink(missing_ok=True)

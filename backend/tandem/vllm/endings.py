@@ -1,9 +1,10 @@
 """What vLLM would leave behind at its end: a plug-in that loads in every process of vLLM.
 
 - An engine that ends when the process that started it is gone.
-- Ranks that meet at a file in the folder of the engine's sockets, which goes with the engine. vLLM
-  leaves the file in the temporary folder, and on CPUs what its ranks have in shared memory, which
-  has the file's name, by which it is found and removed (`tandem.leftovers`).
+- Ranks that meet at a file in the folder of the engine's sockets, which goes with the engine: vLLM
+  leaves it in the temporary folder, unless they end in good order. What ranks on CPUs have in
+  shared memory, which vLLM leaves however they end, is named after this file
+  (`_CPUSHMDistributed` of vLLM 0.32), and noted there (`tandem.leftovers`).
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import os
 import threading
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 
 from tandem.engine_process import VLLM_SOCKETS
+from tandem.leftovers import note_shared
 from tandem.vllm.seams import Seam, troubles
 
 logger = logging.getLogger(__name__)
@@ -46,7 +49,9 @@ def _meeting_in(folder: str) -> Callable[[Callable[[], str]], Callable[[], str]]
         @wraps(original)
         def meeting() -> str:
             """As a URL."""
-            return f"file://{folder}/{original().rpartition('/')[2]}"
+            name = original().rpartition("/")[2]
+            note_shared(Path(folder), f"{name}-")
+            return f"file://{folder}/{name}"
 
         return meeting
 
