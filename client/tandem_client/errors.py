@@ -114,7 +114,7 @@ def from_grpc(code: str, sentence: str) -> TandemError:
     """The error for a gRPC status; `code` is its name."""
     if code == "UNAVAILABLE" and "connect" in sentence:
         # gRPC names every address and layer it went through; the reason stands last.
-        sentence = _UNREACHABLE.format(sentence.rsplit(": ", 1)[-1])
+        sentence = _UNREACHABLE.format(sentence.rstrip(": ").rsplit(": ", 1)[-1])
     if code == "RESOURCE_EXHAUSTED" and "larger than max" in sentence:
         return InvalidArgument(sentence)  # it would be too large again
     return _BY_CODE.get(code, ServerError)(sentence or f"the server answered {code}")

@@ -87,3 +87,17 @@ def test_an_empty_sentence_names_the_code():
 )
 def test_a_broken_connection_has_a_reason(cause, reason):
     assert f"no connection to the server ({reason}" in str(errors.unreachable(cause))
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (
+            "failed to connect to all addresses; last error: UNKNOWN: ipv4:1.2.3.4:5: refused",
+            "refused",
+        ),
+        ("failed to connect to all addresses; last error: UNKNOWN: ", "UNKNOWN"),
+    ],
+)
+def test_of_what_grpc_says_the_last_is_the_reason(said, reason):
+    assert f"no connection to the server ({reason})" in str(errors.from_grpc("UNAVAILABLE", said))

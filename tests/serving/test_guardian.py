@@ -50,6 +50,17 @@ def test_nothing_is_left_behind_a_triton_that_ends(server, signum, loaded):
     assert not [*SHM.glob(f"{server.identity}*")]
 
 
+def test_who_stops_a_server_waits_for_its_guardians(server):
+    server.wait_ready()
+    [engine] = below(server, "tandem.service_worker")
+    family = Path(engine.environ()[FAMILY])
+    os.kill(server.pid, signal.SIGKILL)
+    server.exit_code(EXIT_S)
+    server.stop()
+    assert not family.exists()
+    assert not members(server.identity)
+
+
 @pytest.mark.vllm
 @pytest.mark.parametrize("server", ["tandem_vllm"], indirect=True)
 def test_nothing_is_left_of_a_vllm_that_was_being_started(server):

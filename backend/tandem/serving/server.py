@@ -13,12 +13,11 @@ from typing import Any, NamedTuple, Self
 from urllib.parse import quote
 from uuid import uuid4
 
-from tandem.killing import end_all, marked
 from tandem.serving.errors import ServingError
 from tandem.serving.installation import Installation, find_installation, server_environment
 from tandem.serving.log import failure_reason, read_log
 from tandem.serving.ports import Ports, choose_ports
-from tandem.serving.processes import IDENTITY, end_with_parent
+from tandem.serving.processes import IDENTITY, end_members, end_with_parent
 from tandem.triton_http import HEALTH, INDEX, NO_ANSWER, OK, Answer, ask, model_path
 
 _METRICS_S = 2.0
@@ -211,7 +210,7 @@ class TritonServer:
             self._process.terminate()
             # Triton itself needs a moment beyond the time it gives to running requests.
             self.exit_code(self.options.exit_timeout_s + 5 if grace is None else grace)
-        end_all(lambda: marked(IDENTITY, self.identity), grace=0 if failed else 2)
+        end_members(self.identity, grace=0 if failed else 2)
         self._process.wait()
         for region in _SHM.glob(f"{self.identity}*"):
             region.unlink(missing_ok=True)
