@@ -17,7 +17,7 @@ import psutil
 from tandem.config import EngineConfig
 from tandem.errors import ConfigError
 from tandem.killing import FAMILY, end_all
-from tandem.leftovers import clear_shared
+from tandem.leftovers import SCRATCH, clear_shared
 from tandem.messages import Failed, Ready, Start
 
 STOP_GRACE_S = 5.0
@@ -48,8 +48,8 @@ class EngineProcess:
             environment[FAMILY] = str(family)
         # What it has there goes with it, however it ends.
         folder = VLLM_SOCKETS if config.engine == "vllm" else TEMPORARY
-        environment[folder] = self._scratch.enter_context(_folder(family))
-        self._scratch.callback(clear_shared, Path(environment[folder]))
+        environment[folder] = environment[SCRATCH] = self._scratch.enter_context(_folder(family))
+        self._scratch.callback(clear_shared, Path(environment[SCRATCH]))
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(

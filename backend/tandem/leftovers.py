@@ -6,6 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 
 SHARED = Path("/dev/shm")
+SCRATCH = "TANDEM_SCRATCH"
+"""In the environment of an engine's process, and of all that it starts: a folder that goes with the
+engine, and with it what is noted there."""
 _NOTE = ".shared"
 
 

@@ -77,6 +77,7 @@ def test_who_has_ended_meanwhile_is_no_trouble(sharer):
     processes, _ = sharer
     kill(processes)
     kill(processes)
+    assert not any(map(lives, processes))
 
 
 def test_what_is_started_while_others_are_killed_goes_before_the_tracker(sharer):

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from tandem import EngineConfig
-from tandem.engine_process import VLLM_SOCKETS
 from tandem.errors import ConfigError
-from tandem.leftovers import SHARED, clear_shared
+from tandem.leftovers import SCRATCH, SHARED, clear_shared
 from tandem.metrics import (
     DRAFTING,
     KV_USAGE,
@@ -186,7 +185,7 @@ def fresh(cls):
 @pytest.fixture
 def vllm(monkeypatch):
     """Modules by name, in sys.modules for the test's time."""
-    monkeypatch.setenv(VLLM_SOCKETS, "/run/sockets")
+    monkeypatch.setenv(SCRATCH, "/run/engine")
     contents = {
         "vllm": {"__version__": "0.32.0"},
         "vllm.config.speculative": {"SpeculativeConfig": fresh(SpeculativeConfig)},
@@ -239,12 +238,12 @@ def snapshot(vllm):
     return contents, [dict(vars(value)) for value in classes if isinstance(value, type)]
 
 
-def test_ranks_meet_in_the_folder_of_the_sockets(vllm, monkeypatch, tmp_path):
+def test_ranks_meet_in_the_engines_folder(vllm, monkeypatch, tmp_path):
     executors = [vllm[f"vllm.v1.executor.{name}_executor"] for name in ("multiproc", "uniproc")]
-    monkeypatch.delenv(VLLM_SOCKETS)
+    monkeypatch.delenv(SCRATCH)
     endings.register()  # somebody else's vLLM
     assert [one.get_file_store_init_method() for one in executors] == [meeting()] * 2
-    monkeypatch.setenv(VLLM_SOCKETS, str(tmp_path))
+    monkeypatch.setenv(SCRATCH, str(tmp_path))
     endings.register()
     ours = f"file://{tmp_path}/vllm_dist_0a1b"
     assert [one.get_file_store_init_method() for one in executors] == [ours] * 2

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tandem.engine_process import VLLM_SOCKETS
-from tandem.leftovers import clear_shared
+from tandem.leftovers import SCRATCH, clear_shared
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -42,7 +42,7 @@ def run(t=1, d=None, draft=None, plugins="tandem_draft_tensor_parallel"):
     script = Path(__file__).with_name("generate.py")
     command = [ROOT / ".venv-vllm/bin/python", script, json.dumps(arguments)]
     with TemporaryDirectory() as folder:
-        environment[VLLM_SOCKETS] = folder
+        environment |= {VLLM_SOCKETS: folder, SCRATCH: folder}
         finished = subprocess.run(command, env=environment, capture_output=True, text=True)
         clear_shared(Path(folder))
     return finished

@@ -17,6 +17,7 @@ from tandem.killing import end_all, marked
 
 IDENTITY: Final = "TANDEM_SERVER_ID"
 GUARDIANS_S: Final = 15.0
+"""More than the times together that a guardian gives to others."""
 _PR_SET_PDEATHSIG: Final = 1
 
 

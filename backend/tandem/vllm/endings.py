@@ -1,10 +1,10 @@
 """What vLLM would leave behind at its end: a plug-in that loads in every process of vLLM.
 
 - An engine that ends when the process that started it is gone.
-- Ranks that meet at a file in the folder of the engine's sockets, which goes with the engine: vLLM
-  leaves it in the temporary folder, unless they end in good order. What ranks on CPUs have in
-  shared memory, which vLLM leaves however they end, is named after this file
-  (`_CPUSHMDistributed` of vLLM 0.32), and noted there (`tandem.leftovers`).
+- Ranks that meet at a file in a folder that goes with the engine: vLLM leaves it in the temporary
+  folder, unless they end in good order. What ranks on CPUs have in shared memory, which vLLM leaves
+  however they end, is named after this file (`_CPUSHMDistributed` of vLLM 0.32), and noted there
+  (`tandem.leftovers`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 
-from tandem.engine_process import VLLM_SOCKETS
-from tandem.leftovers import note_shared
+from tandem.leftovers import SCRATCH, note_shared
 from tandem.vllm.seams import Seam, troubles
 
 logger = logging.getLogger(__name__)
@@ -33,7 +32,7 @@ SEAMS = (
 def register() -> None:
     """The entry point, called once in every process of vLLM."""
     _end_with_parent()
-    folder = os.environ.get(VLLM_SOCKETS)
+    folder = os.environ.get(SCRATCH)
     if folder is None:
         return  # a vLLM that we have not started
     wrong = troubles(SEAMS)
