@@ -50,15 +50,30 @@ def _kill_all(find: Callable[[], list[psutil.Process]]) -> None:
         if not others:
             break
         _kill(others)
-    _, stubborn = psutil.wait_procs(find(), GRACE_S)
-    _kill(stubborn)
+    _kill(_left_of(find(), GRACE_S))
 
 
 def _kill(processes: Sequence[psutil.Process]) -> None:
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(processes, GRACE_S)
+    _left_of(processes, GRACE_S)
+
+
+def _left_of(processes: Sequence[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """Those that have not ended after so many seconds. A zombie has: it holds nothing, and whoever
+    should look after it may do so late, or never."""
+    limit = time.monotonic() + seconds
+    while (left := [one for one in processes if _lives(one)]) and time.monotonic() < limit:
+        time.sleep(0.01)
+    return left
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 def _is_tracker(process: psutil.Process) -> bool:
