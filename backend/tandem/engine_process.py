@@ -16,7 +16,7 @@ import psutil
 
 from tandem.config import EngineConfig
 from tandem.errors import ConfigError
-from tandem.killing import FAMILY, end_all
+from tandem.killing import FAMILY, end_all, lives
 from tandem.leftovers import SCRATCH, clear_shared
 from tandem.messages import Failed, Ready, Start
 
@@ -124,7 +124,7 @@ class EngineProcess:
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error, ProcessLookupError):
-                if os.getpgid(process.pid) == self.pid and process.status() != psutil.STATUS_ZOMBIE:
+                if os.getpgid(process.pid) == self.pid and lives(process):
                     found.append(process)
         return found
 

@@ -61,15 +61,16 @@ def _kill(processes: Sequence[psutil.Process]) -> None:
 
 
 def _left_of(processes: Sequence[psutil.Process], seconds: float) -> list[psutil.Process]:
-    """Those that have not ended after so many seconds. A zombie has: it holds nothing, and whoever
-    should look after it may do so late, or never."""
+    """Those that have not ended after so many seconds. A zombie has: whoever should look after it
+    may do so late, or never."""
     limit = time.monotonic() + seconds
-    while (left := [one for one in processes if _lives(one)]) and time.monotonic() < limit:
+    while (left := [one for one in processes if lives(one)]) and time.monotonic() < limit:
         time.sleep(0.01)
     return left
 
 
-def _lives(process: psutil.Process) -> bool:
+def lives(process: psutil.Process) -> bool:
+    """Whether it still does or holds something, which a zombie does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tandem.guardian_process import GRACE_S
-from tandem.killing import FAMILY
+from tandem.killing import FAMILY, lives
 
 WAIT_S = 20.0
 STUB = f"""
@@ -42,8 +42,7 @@ class Model(NamedTuple):
     @property
     def alive(self):
         """Which of the processes."""
-        others = [one for one in (self.engine, self.guardian) if one.is_running()]
-        living = [one.pid for one in others if one.status() != psutil.STATUS_ZOMBIE]
+        living = [one.pid for one in (self.engine, self.guardian) if lives(one)]
         return living if self.stub.poll() is not None else [self.stub.pid, *living]
 
     @property

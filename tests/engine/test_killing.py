@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tandem.killing import end_all
+from tandem.killing import end_all, lives
 from tests.engine.sinks import until
 
 SHARES = """
@@ -36,10 +36,6 @@ def sharer():
 
 def kill(processes):
     end_all(lambda: [one for one in processes if lives(one)], grace=0)
-
-
-def lives(process):
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 def test_what_killed_processes_had_in_shared_memory_is_taken_away(sharer):

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from urllib.request import urlopen
 
-import psutil
 import pytest
 
+from tandem.killing import lives
 from tandem.serving import ServerOptions, ServingError, TritonServer
 from tandem.serving.ports import Ports, choose_ports
 from tandem.serving.processes import members
@@ -55,9 +55,9 @@ def test_two_servers_answer_and_leave_nothing_behind(repository: Path) -> None:
 def test_stop_ends_processes_that_ignore_it(tmp_path: Path) -> None:
     write_model(tmp_path, "stubborn", STARTS_A_CHILD)
     with TritonServer(ServerOptions(tmp_path, ("stubborn",))) as server:
-        children = {process.pid for process in members(server.identity)}
+        children = members(server.identity)
         assert len(children) >= 3
-    assert not [pid for pid in children if psutil.pid_exists(pid)]
+    assert not [process for process in children if lives(process)]
 
 
 def test_a_killed_server_gives_its_reason_and_is_cleaned_up(
