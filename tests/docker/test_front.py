@@ -78,10 +78,10 @@ def test_tokens_come_one_by_one(front):
 
 DEEP = '{"text_input": %s, "more": 1}'
 BODIES = {
-    "deep": (DEEP % ("[" * 50_000 + "]" * 50_000), 413),
-    "deep where nothing is known": ('{"x": %s}' % ("[" * 200_000 + "]" * 200_000), 413),
-    "as deep as it may be": (DEEP % ("[" * 29_000 + "]" * 29_000), 400),
-    "without an end": ("[" * 60_000, 500),
+    "deep": (DEEP % ("[" * 270_000 + "]" * 270_000), 413),
+    "deep where nothing is known": ('{"x": %s}' % ("[" * 270_000 + "]" * 270_000), 413),
+    "as deep as it may be": (DEEP % ("[" * 262_000 + "]" * 262_000), 400),
+    "without an end": ("[" * 524_000, 500),
 }
 
 

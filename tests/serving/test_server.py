@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
@@ -26,8 +27,12 @@ def repository(tmp_path: Path) -> Path:
 
 
 def echo(server: TritonServer, text: str) -> str:
+    return echo_of(server, json.dumps({"text_input": text}))
+
+
+def echo_of(server: TritonServer, body: str) -> str:
     url = f"http://{server.endpoints.http}/v2/models/echo/generate"
-    with urlopen(url, json.dumps({"text_input": text}).encode(), timeout=10) as response:
+    with urlopen(url, body.encode(), timeout=10) as response:
         return json.load(response)["text_output"]
 
 
@@ -58,6 +63,13 @@ def test_stop_ends_processes_that_ignore_it(tmp_path: Path) -> None:
         children = members(server.identity)
         assert len(children) >= 3
     assert not [process for process in children if lives(process)]
+
+
+def test_deep_json_does_not_end_it(repository: Path) -> None:
+    with TritonServer(ServerOptions(repository, ("echo",))) as server:
+        with pytest.raises(HTTPError, match="400"):  # by stacks of 8 MiB it would end it
+            echo_of(server, '{"text_input": %s}' % ("[" * 262_000 + "]" * 262_000))
+        assert echo(server, "still here") == "still here"
 
 
 def test_a_killed_server_gives_its_reason_and_is_cleaned_up(

@@ -17,7 +17,7 @@ from tandem.serving.errors import ServingError
 from tandem.serving.installation import Installation, find_installation, server_environment
 from tandem.serving.log import failure_reason, read_log
 from tandem.serving.ports import Ports, choose_ports
-from tandem.serving.processes import IDENTITY, end_members, end_with_parent
+from tandem.serving.processes import IDENTITY, before_exec, end_members
 from tandem.triton_http import HEALTH, INDEX, NO_ANSWER, OK, Answer, ask, model_path
 
 _METRICS_S = 2.0
@@ -115,7 +115,7 @@ class TritonServer:
                 stderr=subprocess.STDOUT,
                 # A Ctrl-C in the terminal is for the program that owns the server.
                 start_new_session=True,
-                preexec_fn=end_with_parent(),
+                preexec_fn=before_exec(),
             )
 
     def wait_ready(self, timeout: float = math.inf, tick: Callable[[], None] | None = None) -> None:
