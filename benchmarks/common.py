@@ -157,6 +157,12 @@ def show(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> N
     Console(width=110).print(table)
 
 
+def load(name: str) -> dict[str, Any]:
+    """What `save` wrote."""
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
 def save(name: str, result: dict[str, Any]) -> None:
     """Writes benchmarks/results/NAME.json."""
     RESULTS.mkdir(exist_ok=True)

@@ -26,6 +26,7 @@ from benchmarks.common import (
     Runs,
     Summary,
     interleave,
+    load,
     machine,
     prompts,
     save,
@@ -75,21 +76,22 @@ def main(
     repeats: Annotated[int, typer.Option(help="Rounds; the median counts.")] = 2,
     starts: Annotated[int, typer.Option(help="Times that every process is started.")] = 2,
     threads: Annotated[int, typer.Option(help="CPU threads.")] = 2,
-    only: Annotated[str, typer.Option(help="The target of this name.")] = "",
+    only: Annotated[str, typer.Option(help="The target of this name; others' results stay.")] = "",
 ) -> None:
     """Measures and reports."""
     torch.set_num_threads(threads)
-    result: dict[str, Any] = {"machine": machine(), "new_tokens": new_tokens, "targets": {}}
+    result: dict[str, Any] = load("compare") if only else {"targets": {}}
     for target in TARGETS:
         if only in ("", target.name):
-            result["targets"][target.name] = _measure(target, new_tokens, repeats, starts, threads)
+            found = _measure(target, new_tokens, repeats, starts, threads)
+            result["targets"][target.name] = found
             save("compare", result)
 
 
 def _measure(
     target: Target, new_tokens: int, repeats: int, starts: int, threads: int
 ) -> dict[str, Any]:
-    folder = model_folder(target.megabytes)
+    folder, at = model_folder(target.megabytes), machine()
     inputs = {kind: _inputs(folder, kind, target.prompts) for kind in KINDS}
     runs: dict[str, Runs] = {kind: {} for kind in KINDS}
     texts: dict[str, dict[str, list[list[int]]]] = {kind: {} for kind in KINDS}
@@ -110,8 +112,12 @@ def _measure(
                     texts[kind][title] = [
                         peers[title].answers[tuple(prompt)] for (prompt,) in inputs[kind]
                     ]
-    weights = (folder / "model.safetensors").stat().st_size
-    result: dict[str, Any] = {"weights_bytes": weights, "versions": versions}
+    result: dict[str, Any] = {
+        "machine": at,
+        "new_tokens": new_tokens,
+        "weights_bytes": (folder / "model.safetensors").stat().st_size,
+        "versions": versions,
+    }
     for kind in KINDS:
         result[kind] = _report(
             f"{target.name}, {kind}", summarized(runs[kind]), texts[kind], new_tokens

@@ -93,7 +93,7 @@ def _compare(found: dict[str, Any] | None) -> list[str]:
     listed = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
     parts = [
         COMPARE,
-        f"{machine_line(found['machine'])} {listed}.",
+        f"{listed}.",
         _image(plots.compare(found), "Tokens/s"),
     ]
     for name, target in found["targets"].items():
@@ -118,7 +118,8 @@ def _compare(found: dict[str, Any] | None) -> list[str]:
             *(f"{kind}: {one}" for kind in ("held-out", "repetitive") for one in speeds_of),
         ]
         columns += ["first token, ms", "same text"]
-        parts += [f"### {name} ({size:.0f} MB of weights)", table(columns, rows)]
+        parts += [f"### {name} ({size:.0f} MB of weights)", machine_line(target["machine"])]
+        parts.append(table(columns, rows))
     return parts
 
 

@@ -28,6 +28,7 @@ RESULTS = {
     "compare": {
         "targets": {
             "demo": {
+                "machine": MACHINE,
                 "weights_bytes": 51e6,
                 "versions": {"Tandem": "0.1"},
                 "heldout": KIND,
