@@ -36,7 +36,7 @@ between two passes. By themselves they do for 15 ms, taken from whoever wants th
 
 
 class EngineProcess:
-    """One run of `service_worker`: it is started here, and ends when the connection does."""
+    """One run of `engine_main`: it is started here, and ends when the connection does."""
 
     def __init__(self, config: EngineConfig, python: str, family: Path | None = None) -> None:
         """family: as `Guardian` has it."""
@@ -53,7 +53,7 @@ class EngineProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [python, "-m", "tandem.service_worker", str(theirs.fileno())],
+                [python, "-m", "tandem.engine_main", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=environment,

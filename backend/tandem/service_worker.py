@@ -1,4 +1,4 @@
-"""The engine's process: `python -m tandem.service_worker FD`, started by `service`.
+"""What the engine's process does (`engine_main`).
 
 The main thread steps the engine and sends what it brings; what comes is received and prepared by
 others (`intake`). When the other side is gone, the process ends at once, whatever it is doing.
@@ -22,6 +22,7 @@ import torch
 from tandem.config import EngineConfig
 from tandem.deadlines import Deadlines
 from tandem.errors import TandemError
+from tandem.garbage import look_as_usual
 from tandem.intake import Dropped, Inbox, Intake, Reader, ToEngine
 from tandem.logs import log_as
 from tandem.messages import (
@@ -114,6 +115,7 @@ def main() -> None:
         logger.exception("The engine cannot be built.")
         connection.send(Failed(f"The engine cannot be built ({_named(error)}): {_NO_MEMORY}"))
         return
+    look_as_usual()
     gc.freeze()  # what is loaded stays: collections need not walk it
     intake = Intake(connection, engine, start.config.queue_timeout)
     sender = _Sender(connection)
@@ -224,7 +226,3 @@ def _dropped(message: Abort | Dropped, engine: ServedEngine) -> RequestOutput | 
     if isinstance(message, Dropped):
         return RequestOutput(message.request_id, finish_reason="abort")
     return engine.abort(message.request_id)
-
-
-if __name__ == "__main__":
-    main()

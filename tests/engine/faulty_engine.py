@@ -1,6 +1,6 @@
 """The engine's process with a fault that a prompt brings about: HANG or FAIL as its only token.
 
-Run as an interpreter would be: `faulty_engine.py -m tandem.service_worker FD`.
+Run as an interpreter would be: `faulty_engine.py -m tandem.engine_main FD`.
 """
 
 import sys

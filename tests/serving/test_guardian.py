@@ -40,8 +40,8 @@ def test_nothing_is_left_behind_a_triton_that_ends(server, signum, loaded):
     """Without a guardian every other stub stays: which, is decided by what it was at."""
     if loaded:
         server.wait_ready()
-    wait_until(lambda: below(server, "tandem.service_worker"))
-    [engine] = below(server, "tandem.service_worker")
+    wait_until(lambda: below(server, "tandem.engine_main"))
+    [engine] = below(server, "tandem.engine_main")
     family = Path(engine.environ()[FAMILY])
     assert family.exists()
     os.kill(server.pid, signum)
@@ -52,7 +52,7 @@ def test_nothing_is_left_behind_a_triton_that_ends(server, signum, loaded):
 
 def test_who_stops_a_server_waits_for_its_guardians(server):
     server.wait_ready()
-    [engine] = below(server, "tandem.service_worker")
+    [engine] = below(server, "tandem.engine_main")
     family = Path(engine.environ()[FAMILY])
     os.kill(server.pid, signal.SIGKILL)
     server.exit_code(EXIT_S)

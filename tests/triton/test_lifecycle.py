@@ -156,7 +156,7 @@ def test_the_loss_of_the_models_process_is_seen_and_mended_by_unload_and_load(
 def engines(server):
     """The engine processes of a server."""
     family = psutil.Process(server.pid).children(recursive=True)
-    return [process for process in family if "tandem.service_worker" in process.cmdline()]
+    return [process for process in family if "tandem.engine_main" in process.cmdline()]
 
 
 def unloaded_while_running(control, small, max_tokens):

@@ -15,7 +15,7 @@ from tools.soak.shared_memory import SharedMemory
 from tools.soak.watch import footprint
 
 MODEL = "tandem_tp"
-MODULES = {"tandem.service_worker", "tandem.runners.rank_worker"}
+MODULES = {"tandem.engine_main", "tandem.runners.rank_worker"}
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
 

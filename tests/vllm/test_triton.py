@@ -37,7 +37,7 @@ def server(tmp_path_factory, shared):
 def family(server):
     """Our engine's process and vLLM's, the core among them."""
     below = psutil.Process(server.pid).children(recursive=True)
-    [engine] = [process for process in below if "tandem.service_worker" in process.cmdline()]
+    [engine] = [process for process in below if "tandem.engine_main" in process.cmdline()]
     return engine, engine.children(recursive=True)
 
 

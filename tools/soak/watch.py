@@ -23,7 +23,7 @@ NOISE_MIB = 6.0  # growth that allocators explain, by traffic, ...
 NOISE_SHARE = 0.02
 OF_LOADS_MIB = 2.0  # ... and in Triton by loads and unloads
 MODULES = {
-    "tandem.service_worker": "engine",
+    "tandem.engine_main": "engine",
     "tandem.runners.rank_worker": "rank",
     guardian_process.__file__: "guardian",
 }

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 
+from tandem.garbage import look_as_usual
 from tandem.leftovers import SCRATCH, note_shared
 from tandem.vllm.seams import Seam, troubles
 
@@ -30,7 +31,8 @@ SEAMS = (
 
 
 def register() -> None:
-    """The entry point, called once in every process of vLLM."""
+    """The entry point, called once in every process of vLLM, behind its imports."""
+    look_as_usual()
     _end_with_parent()
     folder = os.environ.get(SCRATCH)
     if folder is None:
