@@ -169,9 +169,13 @@ threading.Event().wait()
 """
 
 
-def test_the_engine_dies_with_its_parent(target):
+def test_the_engine_dies_with_its_parent(target, tmp_path):
     command = [sys.executable, "-c", PARENT, str(target)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as parent:
+    around = {
+        "cwd": Path(__file__).parents[2],
+        "env": os.environ | {"TMPDIR": str(tmp_path)},  # a killed parent leaves an empty folder
+    }
+    with subprocess.Popen(command, stdout=subprocess.PIPE, **around) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         assert not gone(pid)
