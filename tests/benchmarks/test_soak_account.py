@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -153,6 +154,12 @@ with open(sys.argv[1], "r+b") as file:
 print("held", flush=True)
 sys.stdin.read()
 """
+LOCKING = """
+import multiprocessing, sys
+lock = multiprocessing.get_context("spawn").Lock()
+print("sem." + lock._semlock.name.strip("/"), flush=True)
+sys.stdin.read()
+"""
 
 
 @pytest.fixture
@@ -232,6 +239,17 @@ def test_what_others_were_seen_to_hold_stays_theirs(shm):
         assert shared.entries(OURS) == {unseen}
     assert path.exists()
     assert shared.entries(OURS) == {unseen}
+
+
+def test_what_others_hold_under_a_former_name_is_theirs():
+    shared = SharedMemory()
+    command = [sys.executable, "-c", LOCKING]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        path = Path("/dev/shm") / other.stdout.readline().decode().strip()
+        assert path.exists()
+        assert path not in shared.entries(OURS)
+        other.communicate(b"\n")
+    assert not path.exists()
 
 
 def test_what_our_own_processes_hold_is_ours(shm, monkeypatch):

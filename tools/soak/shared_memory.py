@@ -70,18 +70,38 @@ def _others(path: Path, identity: str) -> bool:
 
 def _held(paths: set[Path], pids: set[int]) -> set[Path]:
     """Of these entries, those that these processes have mapped or open."""
-    names: set[str] = set()
+    held: set[str | int] = set()
     for pid in pids:
-        names |= _names(pid)
-    return {path for path in paths if path.name in names}
+        held |= _seen(pid)
+    return {path for path in paths if path.name in held or _inode(path) in held}
 
 
-def _names(pid: int) -> set[str]:
-    """Entries that a process holds. (Of another user's process none can be seen.)"""
-    process, text = Path("/proc", str(pid)), ""
+def _seen(pid: int) -> set[str | int]:
+    """Names and inodes of what a process holds. (Of another user's process none can be seen.)
+
+    A semaphore's file is mapped under a name that it had before: there its inode tells.
+    """
+    process, held = Path("/proc", str(pid)), set[str | int]()
     with suppress(OSError):
-        text = (process / "maps").read_text(errors="replace")
-        for file in (process / "fd").iterdir():
+        for file in (process / "fd").iterdir():  # first: what is open may be mapped and closed
             with suppress(OSError):
-                text += f" {os.readlink(file)}\n"
-    return set(re.findall(rf" {re.escape(str(SHM))}/([^/\n]+?)(?: \(deleted\))?(?:/|\n)", text))
+                if name := _entry(os.readlink(file)):
+                    held |= {name, file.stat().st_ino}
+        for line in (process / "maps").read_text(errors="replace").splitlines():
+            if name := _entry(line):
+                held |= {name, int(line.split()[4])}
+    return held
+
+
+def _entry(text: str) -> str:
+    """Of /dev/shm, as a link or a line of /proc names it at its end."""
+    found = re.search(rf"(?:^| ){re.escape(str(SHM))}/([^/]+?)(?: \(deleted\)$|/|$)", text)
+    return found[1] if found else ""
+
+
+def _inode(path: Path) -> int | None:
+    """None if it has just gone."""
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None
