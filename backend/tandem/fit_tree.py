@@ -70,7 +70,8 @@ def measure(
     ids = [engine.tokenizer.encode(prompt) for prompt in prompts]
     plain = engine.generate(ids, params.model_copy(update={"num_draft_tokens": 0}))
     texts = {tuple(own): [*own, *output.token_ids] for own, output in zip(ids, plain, strict=True)}
-    counter = RankCounter(guesser, engine.sampler, texts, min(depth, guesser.max_depth))
+    vocab, deepest = engine.target.config.vocab_size, min(depth, guesser.max_depth)
+    counter = RankCounter(guesser, engine.sampler, vocab, texts, deepest)
     engine.proposer = counter
     engine.generate(ids, params)
     return counter.accuracies()
@@ -83,14 +84,15 @@ class RankCounter(ChainProposer):
         self,
         guesser: Guesser,
         sampler: Sampler,
+        vocab: int,
         texts: dict[tuple[int, ...], list[int]],
         depth: int,
     ) -> None:
-        super().__init__(guesser, sampler)
+        super().__init__(guesser, sampler, vocab)
         self.texts = texts
         self.counts = torch.zeros((depth, RANKS + 1), dtype=torch.int64)
 
-    def _at_once(self, logits: Tensor, chains: Sequence[Chain], q: Tensor | None) -> bool:
+    def _at_once(self, chains: Sequence[Chain], q: Tensor | None) -> bool:
         return False  # every level's logits are looked at
 
     def _append(self, logits: Tensor, chains: Sequence[Chain], q: Tensor | None) -> None:

@@ -224,7 +224,7 @@ def by_rounds(
         def noted(decodes: Sequence[Decode]) -> Draft | None:
             for request in [decode.request for decode in decodes if decode.lookahead]:
                 if len(request.tokens) - request.draft_computed > READ:  # its prompt
-                    guesser._first_logits([request])
+                    guesser.begin([Decode(request, 1)])
                     request.draft_computed = len(request.tokens) - 1
             draft = rounds(decodes)
             if draft is not None:

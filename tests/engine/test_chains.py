@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from tandem import SamplingParams
+from tandem.drafting.draft_model import DraftModel
 from tandem.drafting.steps import Level
 from tandem.request import SpeculationStats
+from tandem.scheduler import Decode
 from tandem.verification.noise import coupled_gumbel, row_key
 from tandem.verification.scores import Row, scores
 from tests.engine.conftest import without_kernels
@@ -55,9 +57,9 @@ class Watched:
                     assert due[draft.tokens[place][depth]] > 0
         return draft
 
-    def __call__(self, logits, requests, draws):
-        grown = self.chains(logits, requests, draws)
-        found = grown.tokens
+    def __call__(self, draws):
+        grown, requests = self.chains(draws), [draw.request for draw in draws.chains]
+        found, logits = grown.tokens, self.begin(requests)
         self.rounds += 1
         looked = list(map(len, grown.sure or found))
         for depth in range(max(looked)):
@@ -79,6 +81,14 @@ class Watched:
                 ]
             )
         return grown
+
+    def begin(self, requests):
+        """The logits that the first tokens were drawn from, anew."""
+        if isinstance(self.guesser, DraftModel):
+            for one in requests:
+                assert one.draft_computed == len(one.tokens)
+                one.draft_computed -= 1
+        return self.guesser.begin([Decode(one, K) for one in requests])
 
     @staticmethod
     def check_share(request, tokens, depth, logits, found):
@@ -132,8 +142,8 @@ def test_a_chain_ends_where_it_is_not_sure_enough(watched, method, least, monkey
     confidence, ended = one.proposer.confidence, []
     confidence.open_from(least)
 
-    def checked(logits, requests, draws, draw=watch.chains):
-        grown = draw(logits, requests, draws)
+    def checked(draws, draw=watch.chains):
+        grown = draw(draws)
         for b, chain in enumerate(draws.chains):
             reach, length = 1.0, 0
             for share in grown.sure[b]:

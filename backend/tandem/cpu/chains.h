@@ -157,8 +157,9 @@ struct Feed {
   }
 };
 
+// first: the pass that the first tokens are drawn behind; null: from the logits that are given.
 template <class W>
-void grow(const Model& model, const Chains& chains, Space& space) {
+void grow(const Model& model, const Chains& chains, const Step* first, Space& space) {
   Feed feed;
   std::vector<Growing> growing;
   const size_t width = model.hidden;
@@ -168,8 +169,16 @@ void grow(const Model& model, const Chains& chains, Space& space) {
     places = places_of(chains.ids, model.head.rows, chains.vocabulary);
   if (chains.states) feed.made.assign(chains.states, chains.states + chains.count * width);
   space.draws.resize(model.threads);
+  const auto draw_own = [&](int depth, const float* logits) {
+    draw_all(chains, growing, depth, logits, model.head.rows, chains.ids,
+             places.empty() ? nullptr : places.data(), space);
+  };
+  if (first) {
+    forward<W>(model, *first, space, [&] { draw_own(0, first->logits); });
+  } else {
 #pragma omp parallel num_threads(model.threads)
-  draw_all(chains, growing, 0, chains.logits, chains.vocabulary, nullptr, nullptr, space);
+    draw_all(chains, growing, 0, chains.logits, chains.vocabulary, nullptr, nullptr, space);
+  }
   for (int depth = 1; depth < chains.longest; ++depth) {
     const auto ends = [&](Growing one) {
       const bool ended = chains.least && chains.lengths[one.chain] < depth;
@@ -180,10 +189,7 @@ void grow(const Model& model, const Chains& chains, Space& space) {
     feed.fill(chains, growing, depth, width);
     space.logits.resize(growing.size() * model.head.rows);
     const Step step = feed.step(model, chains, space.logits.data());
-    forward<W>(model, step, space, [&] {
-      draw_all(chains, growing, depth, step.logits, model.head.rows, chains.ids,
-               places.empty() ? nullptr : places.data(), space);
-    });
+    forward<W>(model, step, space, [&] { draw_own(depth, step.logits); });
   }
 }
 

@@ -43,9 +43,40 @@ class Records(NamedTuple):
 class States(NamedTuple):
     """Hidden states for a draft head."""
 
-    hidden: Tensor
+    hidden: Tensor | None
     """[T, hidden]; [T, width] where they are yet to be fused."""
     fused: bool
+
+
+class Reading(NamedTuple):
+    """A pass behind which a draft begins."""
+
+    tokens: Sequence[int]
+    queries: Sequence[Query]
+    rows: Sequence[int]
+    """[B] at the texts' ends."""
+
+
+class Wanted(NamedTuple):
+    """Of a pass, beside logits."""
+
+    layers: Sequence[int] = ()
+    """Whose inputs are tapped."""
+    tapped: int = 0
+    normed: int = 0
+    """Where hidden states go, or 0."""
+    picks_hidden: bool = False
+    best: bool = False
+    """Each row's likeliest token."""
+
+
+class Packed(NamedTuple):
+    """A pass as the kernels take it."""
+
+    step: bytes
+    small: Ints
+    large: Ints
+    """What it points to: tokens, and then room for the likeliest ones."""
 
 
 class _Gated:
@@ -69,6 +100,8 @@ class _Gated:
         ]
 
 
+NO_STATES = States(None, False)
+LOGITS = Wanted()
 NOT_GATED = (0, 0, 0, 0)
 
 
@@ -198,69 +231,87 @@ class KernelStack:
         the next pass."""
         flat = _numbers(tokens)
         count = len(flat)
-        hidden = None if states is None else self._checked(states, count)
+        given = NO_STATES if states is None else self._checked(states, count)
         picked = range(count) if rows is None else rows
         logits = self._room.rows(len(picked))
-        wanted = sorted(taps) if taps else []
-        assert not picks_hidden or wanted in ([], [self._model.layers])
+        layers = sorted(taps) if taps else []
+        assert not picks_hidden or layers in ([], [self._model.layers])
         features, tapped, normed = None, 0, 0
         if taps is not None:
             kept = len(picked) if picks_hidden else count
-            features = torch.empty(kept, max(1, len(wanted)) * self.config.hidden_size)
+            features = torch.empty(kept, max(1, len(layers)) * self.config.hidden_size)
             tapped, normed = (features.data_ptr(), 0) if taps else (0, features.data_ptr())
+        wanted = Wanted(layers, tapped, normed, picks_hidden, best=True)
+        packed = self._packed(flat, queries, picked, wanted, given)
+        self._forward(self._model, packed.step, self._space)
+        return Passed(logits, features, packed.large[count:].tolist())
+
+    def _packed(
+        self,
+        flat: Sequence[int],
+        queries: Sequence[Query],
+        picked: Sequence[int],
+        wanted: Wanted = LOGITS,
+        given: States = NO_STATES,
+    ) -> Packed:
+        count = len(flat)
         records, blocks, parents = self._queries(queries)
         # two arrays, for behind a pass each takes as long as filling it
-        small = array("i", [*records, *blocks, *parents, *picked, *wanted])
-        large = array("q", [*flat, *[0] * len(picked)])
+        small = array("i", [*records, *blocks, *parents, *picked, *wanted.layers])
+        large = array("q", [*flat, *[0] * len(picked)] if wanted.best else flat)
         at, at_blocks = _address(small), _address(small) + 4 * len(records)
         at_picked = at_blocks + 4 * (len(blocks) + len(parents))
         step = STEP.pack(
             count,
             len(queries),
             len(picked),
-            len(wanted),
+            len(wanted.layers),
             _address(large),
-            _pointer(hidden),
-            states is not None and states.fused,
-            picks_hidden,
+            _pointer(given.hidden),
+            given.fused,
+            wanted.picks_hidden,
             at,
             at_blocks,
             at_blocks + 4 * len(blocks),
             at_picked,
             at_picked + 4 * len(picked),
             self._room.address,
-            tapped,
-            normed,
-            _address(large) + 8 * count,
+            wanted.tapped,
+            wanted.normed,
+            _address(large) + 8 * count if wanted.best else 0,
         )
-        self._forward(self._model, step, self._space)
-        return Passed(logits, features, large[count:].tolist())
+        return Packed(step, small, large)
 
-    def _checked(self, states: States, rows: int) -> Tensor:
+    def _checked(self, states: States, rows: int) -> States:
         """As the kernels take them."""
+        assert states.hidden is not None
         hidden = states.hidden.float().contiguous()
         width = self.config.hidden_size if states.fused else self._model.entry.fuse.columns
         if hidden.shape != (rows, width):
             raise ValueError(f"hidden states of {tuple(hidden.shape)} where {width} are due")
-        return hidden
+        return States(hidden, states.fused)
 
     def chains(
         self,
-        logits: Tensor,
+        first: Tensor | Reading,
         queries: Sequence[Query],
         draws: Draws,
+        vocab: int,
         states: Tensor | None = None,
         ids: Tensor | None = None,
     ) -> tuple[list[list[int]], list[Sequence[float]]]:
         """Drafts B chains, each token drawn behind the one before it; what `steps.Grown` holds.
 
-        logits [B, V] of the first tokens; queries: of the tokens that are fed; states [B, hidden]
-        for a draft head; ids [own vocabulary]: what its tokens are to the target.
+        first: logits [B, V] of the first tokens, or what is read before; queries: of the tokens
+        that are fed; vocab: V, the target's; states [B, hidden] for a draft head; ids [own
+        vocabulary]: what its tokens are to the target.
         """
-        vocab, address = self._room.columns, self._room.address
-        if logits is not self._room.rows(len(queries)):
-            logits = logits.contiguous()
-            vocab, address = logits.shape[1], logits.data_ptr()
+        read = logits = None
+        if isinstance(first, Reading):
+            self._room.rows(len(queries))
+            read = self._packed(*first)
+        else:
+            logits = first.contiguous()
         states = None if states is None else states.float().contiguous()
         longest = max([draw.length for draw in draws.chains])
         records = self._records(queries, draws, vocab, longest)
@@ -271,7 +322,7 @@ class KernelStack:
             vocab,
             gated.least if gated else 0.0,
             _address(records.chains),
-            address,
+            _pointer(logits),
             _pointer(states),
             _pointer(ids),
             _address(records.blocks),
@@ -283,12 +334,12 @@ class KernelStack:
             records.tokens,
             *(gated.addresses if gated else NOT_GATED),
         )
-        self._chains(self._model, chains, self._space)
-        first = len(records.longs) - len(queries) * longest
+        self._chains(self._model, chains, read and read.step, self._space)
+        drawn = len(records.longs) - len(queries) * longest
         lengths = gated.lengths if gated else [draw.length for draw in draws.chains]
         tokens = [
             records.longs[at : at + length].tolist()
-            for at, length in zip(itertools.count(first, longest), lengths, strict=False)
+            for at, length in zip(itertools.count(drawn, longest), lengths, strict=False)
         ]
         return tokens, gated.sure(draws) if gated else []
 

@@ -54,9 +54,10 @@ void tandem_forward(const Model* model, const Step* step, void* space) {
   model->bfloat ? forward<uint16_t>(*model, *step, room, [] {})
                 : forward<float>(*model, *step, room, [] {});
 }
-void tandem_chains(const Model* model, const Chains* chains, void* space) {
+void tandem_chains(const Model* model, const Chains* chains, const Step* first, void* space) {
   Space& room = *static_cast<Space*>(space);
-  model->bfloat ? grow<uint16_t>(*model, *chains, room) : grow<float>(*model, *chains, room);
+  model->bfloat ? grow<uint16_t>(*model, *chains, first, room)
+                : grow<float>(*model, *chains, first, room);
 }
 // Of logits [rows, vocabulary], in place: what texts and drafted tokens count against being said again.
 void tandem_penalize(float* logits, int rows, int vocabulary, const Place* places,

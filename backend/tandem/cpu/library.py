@@ -41,7 +41,7 @@ def load_kernels() -> ctypes.CDLL | None:
     library.tandem_space.restype = pointer
     library.tandem_release.argtypes = (pointer,)
     library.tandem_forward.argtypes = (model, packed, pointer)
-    library.tandem_chains.argtypes = (model, packed, pointer)
+    library.tandem_chains.argtypes = (model, packed, packed, pointer)
     library.tandem_multiply.argtypes = (matrix, pointer, number, pointer, number)
     library.tandem_packed.argtypes = (number, number, number)
     library.tandem_packed.restype = ctypes.c_int64

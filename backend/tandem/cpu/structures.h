@@ -113,7 +113,7 @@ struct Chains {
   int32_t count, longest, vocabulary;  // the target's
   float least;             // a chain ends before a token that is kept with a smaller chance; 0: none does
   const Chain* chain;      // [count]
-  const float* logits;     // [count, vocabulary] of the first tokens
+  const float* logits;     // [count, vocabulary] of the first tokens, or null
   const float* states;     // [count, hidden] of a draft head, or null
   const int64_t* ids;      // [rows of the model's head] what its tokens are to the target, or null
   const int32_t* blocks;   // block tables, one after the other

@@ -142,7 +142,10 @@ def choose_proposer(
     """The proposer of `speculative_method`. pass_times measures the target, where that is
     wanted."""
     rounds = choose_rounds(config, target, guesser, sampler)
-    made = [_make_method(config, name, guesser, sampler, rounds) for name in config.methods]
+    made = [
+        _make_method(config, name, guesser, sampler, target.config.vocab_size, rounds)
+        for name in config.methods
+    ]
     if config.method == "none" or not config.adaptive_speculation:
         return made[0].proposer
     costs = RoundCosts(*pass_times())
@@ -180,6 +183,7 @@ def _make_method(
     name: str,
     guesser: Guesser | None,
     sampler: Sampler,
+    vocab: int,
     rounds: Rounds | None,
 ) -> Method:
     if name == "ngram":
@@ -191,7 +195,7 @@ def _make_method(
         return Method(name, NoProposer(), is_lookup=True)
     tree = config.speculative_tree
     if tree is None:
-        return Method(name, ChainProposer(guesser, sampler, rounds), is_lookup=False)
+        return Method(name, ChainProposer(guesser, sampler, vocab, rounds), is_lookup=False)
     shape = tree if isinstance(tree, list) else None
     top_k = tree if isinstance(tree, int) else 1
     return Method(name, TreeProposer(guesser, sampler, top_k, shape), is_lookup=False)

@@ -30,6 +30,7 @@ class Chain:
     def __init__(self, place: int, row: int, decode: Decode, deepest: int) -> None:
         self.place = place
         self.row = row
+        self.decode = decode
         self.request = decode.request
         self.lookahead = min(decode.lookahead, deepest)
         self.tokens: list[int] = []
@@ -45,9 +46,13 @@ class Chain:
 class ChainProposer(Proposer):
     """Proposes chains."""
 
-    def __init__(self, guesser: Guesser, sampler: Sampler, rounds: Rounds | None = None) -> None:
+    def __init__(
+        self, guesser: Guesser, sampler: Sampler, vocab: int, rounds: Rounds | None = None
+    ) -> None:
+        """vocab: the target's."""
         self.guesser = guesser
         self.sampler = sampler
+        self.vocab = vocab
         self.rounds = rounds
         self.taps = guesser.taps
         self.longest = guesser.max_depth
@@ -62,22 +67,22 @@ class ChainProposer(Proposer):
             verified = self.rounds(decodes)
             if verified is not None:
                 return verified
-        ready, logits = self.guesser.begin([decodes[place] for place in asking])
+        ready = self.guesser.ready([decodes[place] for place in asking])
         if not ready:
             return Draft(drafts)
         chains = [
             Chain(asking[index], row, decodes[asking[index]], self.longest)
             for row, index in enumerate(ready)
         ]
-        q = self._empty_q(len(decodes), chains, logits)
-        if not self._at_once(logits, chains, q):
-            self._by_levels(logits, chains, q)
+        q = self._empty_q(len(decodes), chains)
+        if not self._at_once(chains, q):
+            self._by_levels(chains, q)
         sure: list[Sequence[float]] = [()] * len(decodes)
         for chain in chains:
             drafts[chain.place], sure[chain.place] = chain.tokens, chain.sure
         return Draft(drafts, q=q, sure=sure)
 
-    def _at_once(self, logits: Tensor, chains: Sequence[Chain], q: Tensor | None) -> bool:
+    def _at_once(self, chains: Sequence[Chain], q: Tensor | None) -> bool:
         """Has the guesser draw all tokens by itself, where it can and nothing is banned."""
         requests = [chain.request for chain in chains]
         draw_chains = self.guesser.at_once
@@ -86,15 +91,16 @@ class ChainProposer(Proposer):
         lengths = [chain.lookahead for chain in chains]
         gate = None if self.confidence is None else self.confidence.gate
         draws = self.sampler.draws(requests, lengths, q, [chain.place for chain in chains], gate)
-        found = draw_chains(logits, requests, draws)
+        found = draw_chains(draws)
         for chain, tokens in zip(chains, found.tokens, strict=True):
             chain.tokens = tokens
         for chain, sure in zip(chains, found.sure, strict=False):
             chain.sure = sure
         return True
 
-    def _by_levels(self, logits: Tensor, chains: Sequence[Chain], q: Tensor | None) -> None:
+    def _by_levels(self, chains: Sequence[Chain], q: Tensor | None) -> None:
         """None ends early, so that each has what one that may would have on average."""
+        logits = self.guesser.begin([chain.decode for chain in chains])
         if self.confidence is not None and self.confidence.gate is not None:
             for chain in chains:
                 chain.lookahead = self.confidence.planned(chain.lookahead)
@@ -114,12 +120,11 @@ class ChainProposer(Proposer):
     def absorb(self, computed: Sequence[Computed], features: Tensor) -> None:
         self.guesser.absorb(computed, features)
 
-    @staticmethod
-    def _empty_q(count: int, chains: Sequence[Chain], logits: Tensor) -> Tensor | None:
+    def _empty_q(self, count: int, chains: Sequence[Chain]) -> Tensor | None:
         if not any(by_rejection(chain.request) for chain in chains):
             return None
         longest = max(chain.lookahead for chain in chains)
-        return torch.empty((count, longest, logits.shape[-1]), device=logits.device)
+        return torch.empty((count, longest, self.vocab), device=self.sampler.generator.device)
 
     def _append(self, logits: Tensor, chains: Sequence[Chain], q: Tensor | None) -> None:
         """Draws the next token of each chain and records what it was drawn from."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from tandem.attention.plan import Query
+from tandem.cpu.decoder import Reading
 from tandem.drafting import Computed
 from tandem.drafting.steps import Chains, Grown, Level
 from tandem.drafting.vocabulary import Translation
@@ -36,9 +36,8 @@ class DraftModel:
         self.translation = translation
         self.max_depth = runner.config.max_position
 
-    def begin(self, decodes: Sequence[Decode]) -> tuple[list[int], Tensor]:
-        """Feeds what each request's draft lacks of its text. One that lacks more than the step's
-        budget is fed a chunk and cannot draft yet."""
+    def ready(self, decodes: Sequence[Decode]) -> list[int]:
+        """Those whose texts end within the step's budget; one that lacks more is fed a chunk."""
         ready: list[int] = []
         budget = self.token_budget
         for index, decode in enumerate(decodes):
@@ -48,9 +47,7 @@ class DraftModel:
             elif budget > 0:
                 self._feed(decode.request, budget)
             budget -= missing
-        if not ready:
-            return [], torch.empty(0)
-        return ready, self._first_logits([decodes[index].request for index in ready])
+        return ready
 
     def _feed(self, request: Request, length: int) -> None:
         start = request.draft_computed
@@ -58,7 +55,11 @@ class DraftModel:
         self._forward(request.tokens[start : start + length], [query], rows=[])
         request.draft_computed += length
 
-    def _first_logits(self, requests: Sequence[Request]) -> Tensor:
+    def begin(self, decodes: Sequence[Decode]) -> Tensor:
+        return self._forward(*self._missing([decode.request for decode in decodes]))
+
+    def _missing(self, requests: Sequence[Request]) -> Reading:
+        """What each request's draft lacks of its text, which is read from now on."""
         tokens: list[int] = []
         rows: list[int] = []
         queries: list[Query] = []
@@ -68,7 +69,7 @@ class DraftModel:
             tokens += request.tokens[start:]
             rows.append(len(tokens) - 1)
             request.draft_computed = len(request.tokens)
-        return self._forward(tokens, queries, rows)
+        return Reading(tokens, queries, rows)
 
     def extend(self, levels: Sequence[Level]) -> Tensor:
         """Feeds the new nodes."""
@@ -81,15 +82,20 @@ class DraftModel:
         same_ids = self.translation is None or self.translation.same_ids
         return self._chains if same_ids and self.runner.by_kernels is not None else None
 
-    def _chains(self, logits: Tensor, requests: Sequence[Request], draws: Draws) -> Grown:
+    def _chains(self, draws: Draws) -> Grown:
         """In one call of the kernels."""
-        assert self.runner.by_kernels is not None
+        kernels, translation = self.runner.by_kernels, self.translation
+        assert kernels is not None
+        first = self._missing([draw.request for draw in draws.chains])
         queries = [
-            Query(request.blocks, len(request.tokens), draw.length - 1)
-            for request, draw in zip(requests, draws.chains, strict=True)
+            Query(draw.request.blocks, len(draw.request.tokens), draw.length - 1)
+            for draw in draws.chains
         ]
-        ids = None if self.translation is None else self.translation.ours
-        return Grown(*self.runner.by_kernels.chains(logits, queries, draws, ids=ids))
+        if translation is None:
+            return Grown(*kernels.chains(first, queries, draws, self.runner.config.vocab_size))
+        first = first._replace(tokens=translation.tokens(first.tokens))
+        vocab, ids = len(translation.read_as), translation.ours
+        return Grown(*kernels.chains(first, queries, draws, vocab, ids=ids))
 
     def _forward(
         self, tokens: Sequence[int], queries: Sequence[Query], rows: Sequence[int] | None = None

@@ -1,8 +1,8 @@
 """Methods that guess with a model: what such a model does, apart from how its guesses are used.
 
-A guesser predicts the token behind each text (`begin`), then the tokens behind the nodes it is
-handed (`extend`), level by level, or whole chains in one go (`at_once`). `chain` and `tree` choose
-which guesses become nodes.
+A guesser that is `ready` predicts the token behind each text (`begin`), then the tokens behind the
+nodes it is handed (`extend`), level by level, or whole chains in one go (`at_once`). `chain` and
+`tree` choose which guesses become nodes.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Grown(NamedTuple):
     where a chain ended early. Empty without a gate."""
 
 
-Chains = Callable[[Tensor, Sequence[Request], Draws], Grown]
-"""Each request's chain, from the logits [B, V] of `begin`."""
+Chains = Callable[[Draws], Grown]
+"""Each request's chain, in the place of `begin` and `extend`."""
 
 
 class Guesser(Protocol):
@@ -58,9 +58,12 @@ class Guesser(Protocol):
         """What draws whole chains in one go; None: it is asked level by level."""
         ...
 
-    def begin(self, decodes: Sequence[Decode]) -> tuple[list[int], Tensor]:
-        """Which of the decodes it can draft for now, as indices [B], and the logits [B, V] of the
-        token behind each one's text."""
+    def ready(self, decodes: Sequence[Decode]) -> list[int]:
+        """Which of the decodes it can draft for now, as indices; it reads on for the others."""
+        ...
+
+    def begin(self, decodes: Sequence[Decode]) -> Tensor:
+        """Logits [B, V] of the token behind each text; all are ready."""
         ...
 
     def extend(self, levels: Sequence[Level]) -> Tensor:

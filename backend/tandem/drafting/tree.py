@@ -92,11 +92,14 @@ class TreeProposer(Proposer):
             decodes[place]._replace(lookahead=min(decodes[place].lookahead, self.depth))
             for place in asking
         ]
-        ready, logits = self.guesser.begin(deepest)
+        ready = self.guesser.ready(deepest)
+        if not ready:
+            return empty
         trees = [_Tree(asking[index], decodes[asking[index]]) for index in ready]
         for row, tree in enumerate(trees):
             tree.rows = [row]
-        growing, level = trees, 1  # none where the guesser still reads the texts
+        logits = self.guesser.begin([deepest[index] for index in ready])
+        growing, level = trees, 1
         while growing:
             self._collect(growing, logits)
             growing, levels = self._choose(growing, level)

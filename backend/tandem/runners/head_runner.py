@@ -62,7 +62,8 @@ class HeadRunner:
         """As `KernelStack.chains`, where the kernels run the head; hidden [B, hidden]: what the
         first tokens fed take."""
         assert self.by_kernels is not None
-        return self.by_kernels.chains(logits, queries, draws, hidden, self.head.token_ids)
+        vocab, ids = logits.shape[-1], self.head.token_ids
+        return self.by_kernels.chains(logits, queries, draws, vocab, hidden, ids)
 
     def _by_torch(
         self,

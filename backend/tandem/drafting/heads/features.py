@@ -99,15 +99,21 @@ class FeatureGuesser:
         the steps behind these take."""
         return self.runner.step(tokens, hidden, queries, rows, fused=False, ends=True)
 
-    def begin(self, decodes: Sequence[Decode]) -> tuple[list[int], Tensor]:
-        """What `absorb` has left."""
-        states = [self._states[decode.request] for decode in decodes]
+    def ready(self, decodes: Sequence[Decode]) -> list[int]:
+        return list(range(len(decodes)))
+
+    def begin(self, decodes: Sequence[Decode]) -> Tensor:
+        return self._left([decode.request for decode in decodes])
+
+    def _left(self, requests: Sequence[Request]) -> Tensor:
+        """What `absorb` has left: logits of what follows, and hidden states."""
+        states = [self._states[request] for request in requests]
         assert all(
-            state.length == len(decode.request.tokens)
-            for state, decode in zip(states, decodes, strict=True)
+            state.length == len(request.tokens)
+            for state, request in zip(states, requests, strict=True)
         )
         self._hidden = torch.stack([state.hidden for state in states])
-        return list(range(len(decodes))), torch.stack([state.logits for state in states])
+        return torch.stack([state.logits for state in states])
 
     @torch.inference_mode()
     def extend(self, levels: Sequence[Level]) -> Tensor:
@@ -119,10 +125,11 @@ class FeatureGuesser:
     def at_once(self) -> Chains | None:
         return None if self.runner.by_kernels is None else self._chains
 
-    def _chains(self, logits: Tensor, requests: Sequence[Request], draws: Draws) -> Grown:
+    def _chains(self, draws: Draws) -> Grown:
+        logits = self._left([draw.request for draw in draws.chains])
         queries = [
-            Query(request.blocks, len(request.tokens) - 1, draw.length - 1)
-            for request, draw in zip(requests, draws.chains, strict=True)
+            Query(draw.request.blocks, len(draw.request.tokens) - 1, draw.length - 1)
+            for draw in draws.chains
         ]
         return Grown(*self.runner.chains(logits, queries, draws, self._hidden))
 
@@ -155,8 +162,8 @@ class ParallelGuesser(FeatureGuesser):
         return None
 
     @torch.inference_mode()
-    def begin(self, decodes: Sequence[Decode]) -> tuple[list[int], Tensor]:
-        ready, logits = super().begin(decodes)
+    def begin(self, decodes: Sequence[Decode]) -> Tensor:
+        logits = super().begin(decodes)
         self._first_row.clear()
         queries: list[Query] = []
         rows = 0
@@ -168,7 +175,7 @@ class ParallelGuesser(FeatureGuesser):
         if rows:
             hidden, masks = self.mask.features.expand(rows, -1), [self.mask.token] * rows
             self._masked, _ = self.runner.step(masks, hidden, queries, fused=False)
-        return ready, logits
+        return logits
 
     def extend(self, levels: Sequence[Level]) -> Tensor:
         """The next place's guesses, whatever the nodes are."""

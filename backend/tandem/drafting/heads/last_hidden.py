@@ -26,6 +26,9 @@ class LastHidden(nn.Module):
         for one in computed:
             self._hidden[one.request] = features[one.rows[-1]].clone()
 
+    def ready(self, decodes: Sequence[Decode]) -> list[int]:
+        return list(range(len(decodes)))
+
     def keep(self, request: Request, nodes: int) -> None:
         pass
 

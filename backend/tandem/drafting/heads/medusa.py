@@ -70,12 +70,12 @@ class Medusa(LastHidden):
         return places
 
     @torch.inference_mode()
-    def begin(self, decodes: Sequence[Decode]) -> tuple[list[int], Tensor]:
+    def begin(self, decodes: Sequence[Decode]) -> Tensor:
         hidden = self.hidden(decodes)
         deepest = max(decode.lookahead for decode in decodes)
         self._logits = [head(hidden) for head in self.heads[:deepest]]
         self._rows = {decode.request.id: row for row, decode in enumerate(decodes)}
-        return list(range(len(decodes))), self._logits[0]
+        return self._logits[0]
 
     def extend(self, levels: Sequence[Level]) -> Tensor:
         """The next head's guesses, whatever the nodes are."""

@@ -75,12 +75,12 @@ class MlpSpeculator(LastHidden):
         return found
 
     @torch.inference_mode()
-    def begin(self, decodes: Sequence[Decode]) -> tuple[list[int], Tensor]:
+    def begin(self, decodes: Sequence[Decode]) -> Tensor:
         hidden = self.hidden(decodes)
         if self.scale_input:
             hidden = rms(hidden) / math.sqrt(2)
         tokens = [decode.request.tokens[-1] for decode in decodes]
-        return list(range(len(decodes))), self._stage(0, hidden, tokens)
+        return self._stage(0, hidden, tokens)
 
     @torch.inference_mode()
     def extend(self, levels: Sequence[Level]) -> Tensor:
