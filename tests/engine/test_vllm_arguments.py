@@ -5,7 +5,7 @@ import pytest
 from tandem import EngineConfig
 from tandem.limits import Limits
 from tandem.request import SamplingParams
-from tandem.vllm.arguments import engine_arguments, sampling_arguments
+from tandem.vllm.arguments import engine_arguments, environment, sampling_arguments
 
 HUGE = 10**30
 
@@ -46,6 +46,14 @@ def test_what_it_would_not_do_for_drafts_goes_without(asked, param):
     assert list(asked(**param, num_draft_tokens=4)["extra_args"].values()) == [0]
     greedy = asked(**param, num_draft_tokens=4, temperature=0)
     assert list(greedy["extra_args"].values()) == [0 if "logit_bias" in param else 4]
+
+
+@pytest.mark.parametrize("devices", ["auto", "cuda:1,cuda:2"])
+def test_processes_on_gpus_are_begun_as_those_on_cpus_are(devices):
+    found = environment(EngineConfig(engine="vllm", model="target", devices=devices), on_cpu=False)
+    assert found["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
+    named = {} if devices == "auto" else {"CUDA_VISIBLE_DEVICES": "1,2"}
+    assert {name: found[name] for name in found if name.startswith("CUDA")} == named
 
 
 def test_further_arguments_are_laid_beside_ours_and_have_the_last_word():

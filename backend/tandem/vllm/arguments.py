@@ -112,6 +112,9 @@ def environment(config: EngineConfig, on_cpu: bool) -> dict[str, str]:
         "VLLM_LOGGING_LEVEL": _LOG_LEVELS[config.log_level],
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+        # On GPUs it would fork the engine's process, whose threads may hold locks, and whose
+        # children would not load the plug-ins by which they end with it.
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     }
     if has_draft_groups(config):
         values["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the plug-in knows the first one
