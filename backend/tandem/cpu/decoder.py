@@ -3,106 +3,24 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 import weakref
-from array import array
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from tandem.attention.paged import PagedKVCache
 from tandem.attention.plan import Query
+from tandem.cpu.chains import PackedChains
 from tandem.cpu.library import load_kernels
 from tandem.cpu.linear import KernelLinear
-from tandem.cpu.sampling import NO_TEXT, Texts, limits_of
-from tandem.cpu.structures import BIAS, CHAIN, CHAINS, STEP, Entry, Layer, Matrix, Model
+from tandem.cpu.packing import BEST, NO_STATES, Reading, States, Wanted, pack_pass
+from tandem.cpu.structures import Entry, Layer, Matrix, Model
 from tandem.models.decoder import Layer as DecoderLayer
 from tandem.models.decoder import Passed, Stack
 from tandem.models.feature_head import FeatureHead
 from tandem.models.layers import Linear, RMSNorm
-from tandem.verification.judging import Draws, Gate
-
-Ints: TypeAlias = "array[int]"
-
-
-class Records(NamedTuple):
-    """Of chains, as in the kernels' `Chains`."""
-
-    chains: Ints
-    blocks: Ints
-    biases: Ints
-    longs: Ints
-    """Texts, then keys, and then room for the tokens, ..."""
-    keys: int
-    """... which begin at these addresses."""
-    tokens: int
-
-
-class States(NamedTuple):
-    """Hidden states for a draft head."""
-
-    hidden: Tensor | None
-    """[T, hidden]; [T, width] where they are yet to be fused."""
-    fused: bool
-
-
-class Reading(NamedTuple):
-    """A pass behind which a draft begins."""
-
-    tokens: Sequence[int]
-    queries: Sequence[Query]
-    rows: Sequence[int]
-    """[B] at the texts' ends."""
-
-
-class Wanted(NamedTuple):
-    """Of a pass, beside logits."""
-
-    layers: Sequence[int] = ()
-    """Whose inputs are tapped."""
-    tapped: int = 0
-    normed: int = 0
-    """Where hidden states go, or 0."""
-    picks_hidden: bool = False
-    best: bool = False
-    """Each row's likeliest token."""
-
-
-class Packed(NamedTuple):
-    """A pass as the kernels take it."""
-
-    step: bytes
-    small: Ints
-    large: Ints
-    """What it points to: tokens, and then room for the likeliest ones."""
-
-
-class _Gated:
-    """What the kernels are told, and tell, of chains that may end early."""
-
-    def __init__(self, gate: Gate, count: int, longest: int) -> None:
-        self.least, self._longest = gate.least, longest
-        self.lengths = array("i", bytes(4 * count))
-        self._floats = array("f", [1.0] * count + [0.0] * (count * longest))
-        """Chances that all of a chain is kept, and shares of the likeliest tokens."""
-        reach = self._floats.buffer_info()[0]
-        sure = reach + 4 * count
-        self.addresses = (_address(gate.kept), sure, reach, _address(self.lengths))
-
-    def sure(self, draws: Draws) -> list[Sequence[float]]:
-        """Of each chain, one more than tokens where it ended early."""
-        starts = itertools.count(len(self.lengths), self._longest)
-        return [
-            self._floats[at : at + min(length + 1, draw.length)]
-            for at, length, draw in zip(starts, self.lengths, draws.chains, strict=False)
-        ]
-
-
-NO_STATES = States(None, False)
-LOGITS = Wanted()
-NOT_GATED = (0, 0, 0, 0)
+from tandem.verification.judging import Draws
 
 
 class Room:
@@ -229,58 +147,28 @@ class KernelStack:
         """As `ModelRunner.forward`; states: for a draft head; picks_hidden: of hidden states behind
         the last layer, those of `rows` alone are wanted, [R, hidden]. The logits are overwritten by
         the next pass."""
-        flat = _numbers(tokens)
+        flat: Sequence[int] = tokens.tolist() if isinstance(tokens, Tensor) else tokens
         count = len(flat)
         given = NO_STATES if states is None else self._checked(states, count)
-        picked = range(count) if rows is None else rows
-        logits = self._room.rows(len(picked))
-        layers = sorted(taps) if taps else []
-        assert not picks_hidden or layers in ([], [self._model.layers])
-        features, tapped, normed = None, 0, 0
+        read = Reading(flat, queries, range(count) if rows is None else rows)
+        logits = self._room.rows(len(read.rows))
+        features, wanted = None, BEST
         if taps is not None:
-            kept = len(picked) if picks_hidden else count
-            features = torch.empty(kept, max(1, len(layers)) * self.config.hidden_size)
-            tapped, normed = (features.data_ptr(), 0) if taps else (0, features.data_ptr())
-        wanted = Wanted(layers, tapped, normed, picks_hidden, best=True)
-        packed = self._packed(flat, queries, picked, wanted, given)
+            features, wanted = self._features(taps, read, picks_hidden)
+        packed = pack_pass(read, self._block_size, self._room.address, wanted, given)
         self._forward(self._model, packed.step, self._space)
         return Passed(logits, features, packed.large[count:].tolist())
 
-    def _packed(
-        self,
-        flat: Sequence[int],
-        queries: Sequence[Query],
-        picked: Sequence[int],
-        wanted: Wanted = LOGITS,
-        given: States = NO_STATES,
-    ) -> Packed:
-        count = len(flat)
-        records, blocks, parents = self._queries(queries)
-        # two arrays, for behind a pass each takes as long as filling it
-        small = array("i", [*records, *blocks, *parents, *picked, *wanted.layers])
-        large = array("q", [*flat, *[0] * len(picked)] if wanted.best else flat)
-        at, at_blocks = _address(small), _address(small) + 4 * len(records)
-        at_picked = at_blocks + 4 * (len(blocks) + len(parents))
-        step = STEP.pack(
-            count,
-            len(queries),
-            len(picked),
-            len(wanted.layers),
-            _address(large),
-            _pointer(given.hidden),
-            given.fused,
-            wanted.picks_hidden,
-            at,
-            at_blocks,
-            at_blocks + 4 * len(blocks),
-            at_picked,
-            at_picked + 4 * len(picked),
-            self._room.address,
-            wanted.tapped,
-            wanted.normed,
-            _address(large) + 8 * count if wanted.best else 0,
-        )
-        return Packed(step, small, large)
+    def _features(
+        self, taps: Sequence[int], read: Reading, picks_hidden: bool
+    ) -> tuple[Tensor, Wanted]:
+        """Room for hidden states, as in `Passed`."""
+        layers, rows = sorted(taps), len(read.rows if picks_hidden else read.tokens)
+        assert not picks_hidden or layers in ([], [self._model.layers])
+        features = torch.empty(rows, max(1, len(layers)) * self.config.hidden_size)
+        at = features.data_ptr()
+        tapped, normed = (at, 0) if layers else (0, at)
+        return features, Wanted(layers, tapped, normed, picks_hidden, best=True)
 
     def _checked(self, states: States, rows: int) -> States:
         """As the kernels take them."""
@@ -302,85 +190,17 @@ class KernelStack:
     ) -> tuple[list[list[int]], list[Sequence[float]]]:
         """Drafts B chains, each token drawn behind the one before it; what `steps.Grown` holds.
 
-        first: logits [B, V] of the first tokens, or what is read before; queries: of the tokens
-        that are fed; vocab: V, the target's; states [B, hidden] for a draft head; ids [own
-        vocabulary]: what its tokens are to the target.
+        first: logits [B, V] of the first tokens, or what is read before, to be drawn behind its
+        rows; queries: of the tokens that are fed; vocab: V, the target's; states [B, hidden] for a
+        draft head; ids [own vocabulary]: what its tokens are to the target.
         """
         read = logits = None
         if isinstance(first, Reading):
             self._room.rows(len(queries))
-            read = self._packed(*first)
+            read = pack_pass(first, self._block_size, self._room.address)
         else:
             logits = first.contiguous()
         states = None if states is None else states.float().contiguous()
-        longest = max([draw.length for draw in draws.chains])
-        records = self._records(queries, draws, vocab, longest)
-        gated = _Gated(draws.gate, len(queries), longest) if draws.gate else None
-        chains = CHAINS.pack(
-            len(queries),
-            longest,
-            vocab,
-            gated.least if gated else 0.0,
-            _address(records.chains),
-            _pointer(logits),
-            _pointer(states),
-            _pointer(ids),
-            _address(records.blocks),
-            _address(records.longs),
-            _address(records.biases),
-            records.keys,
-            draws.seed,
-            _pointer(draws.q),
-            records.tokens,
-            *(gated.addresses if gated else NOT_GATED),
-        )
-        self._chains(self._model, chains, read and read.step, self._space)
-        drawn = len(records.longs) - len(queries) * longest
-        lengths = gated.lengths if gated else [draw.length for draw in draws.chains]
-        tokens = [
-            records.longs[at : at + length].tolist()
-            for at, length in zip(itertools.count(drawn, longest), lengths, strict=False)
-        ]
-        return tokens, gated.sure(draws) if gated else []
-
-    def _records(self, queries: Sequence[Query], draws: Draws, vocab: int, longest: int) -> Records:
-        chains, blocks, biases = array("b"), array("i"), array("b")
-        texts, keys = Texts(), list[int]()
-        for draw, query in zip(draws.chains, queries, strict=True):
-            params = draw.request.params
-            limits = limits_of(params, vocab)
-            text = texts.of(draw.request) if params.penalized else NO_TEXT
-            bias = len(biases) // BIAS.size, len(params.logit_bias)
-            where = len(blocks), query.start, draw.q_row
-            chains.frombytes(CHAIN.pack(*limits, *text, *bias, draw.noise, draw.length, *where))
-            blocks.extend(query.blocks[: -(-query.end // self._block_size)])
-            for one in params.logit_bias.items():
-                biases.frombytes(BIAS.pack(*one))
-            keys += [*draw.keys, *[0] * (longest - len(draw.keys))]
-        longs = array("Q", [*texts.tokens, *keys, *[0] * len(keys)])
-        at_keys = _address(longs) + 8 * len(texts.tokens)
-        return Records(chains, blocks, biases, longs, at_keys, at_keys + 8 * len(keys))
-
-    def _queries(self, queries: Sequence[Query]) -> tuple[list[int], list[int], list[int]]:
-        """[queries, 5] as in the kernels' `Query`, and the tables that it points into."""
-        records, blocks, parents = list[int](), list[int](), list[int]()
-        for query in queries:
-            tree = -1
-            if query.parents is not None:
-                tree = len(parents)
-                parents.extend(query.parents)
-            records.extend((len(blocks), query.start, query.stored, query.length, tree))
-            blocks.extend(query.blocks[: -(-query.end // self._block_size)])
-        return records, blocks, parents
-
-
-def _numbers(tokens: Sequence[int] | Tensor) -> Sequence[int]:
-    return tokens.tolist() if isinstance(tokens, Tensor) else tokens
-
-
-def _address(numbers: array[Any]) -> int:
-    return numbers.buffer_info()[0]
-
-
-def _pointer(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
+        chains = PackedChains(queries, draws, vocab, self._block_size, logits, states, ids)
+        self._chains(self._model, chains.packed, read and read.step, self._space)
+        return chains.tokens(), chains.sure()

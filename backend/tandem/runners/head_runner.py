@@ -9,8 +9,9 @@ from torch import Tensor
 
 from tandem.attention.paged import PagedKVCache
 from tandem.attention.plan import Query
-from tandem.cpu.decoder import KernelStack, States
+from tandem.cpu.decoder import KernelStack
 from tandem.cpu.library import has_kernels
+from tandem.cpu.packing import States
 from tandem.models.feature_head import FeatureHead
 from tandem.verification.judging import Draws
 
