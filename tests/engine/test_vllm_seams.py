@@ -21,7 +21,7 @@ from tandem.metrics import (
     Key,
 )
 from tandem.vllm import draft_tp, endings, per_request, round_times
-from tandem.vllm.engine import check_installation, check_seams, first_sentence
+from tandem.vllm.checks import check_installation, check_seams, first_sentence
 from tandem.vllm.scheduler_meters import SchedulerMeters
 
 
@@ -535,4 +535,4 @@ def test_a_moved_seam_is_a_sentence_for_the_operator(vllm):
     ],
 )
 def test_the_reason_is_the_sentence_that_tells(error, said):
-    assert first_sentence(error) == (said or "Value error, no such model")
+    assert first_sentence(error) == (said or "no such model")

@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,38 @@ def test_a_missing_environment_fails_a_model_that_is_asked_for(
     for names, level in ((None, Level.WARNING), (["pair"], Level.FAILURE)):
         found = [one for one in examine_models(repository, names, parameters) if one.level]
         assert [(one.level, "make setup-vllm" in one.text) for one in found] == [(level, True)]
+
+
+@pytest.fixture
+def said(tmp_path: Path) -> Callable[[int, str], str]:
+    """Stands in for vLLM's environment: exits so and says that; its path."""
+
+    def write(code: int, text: str) -> str:
+        python = tmp_path / f"python{code}"
+        to = 2 if code else 1
+        python.write_text(f"#!/bin/sh\ncat > /dev/null\necho '{text}\n' >&{to}\nexit {code}\n")
+        python.chmod(0o755)
+        return str(python)
+
+    return write
+
+
+def test_what_vllm_says_of_a_model_is_told(repository: Path, said) -> None:
+    vllm = {"engine": "vllm", "vllm_python": said(0, "INFO\nvLLM takes it")}
+    findings = list(examine_models(repository, ["pair"], vllm))
+    assert [one.text for one in findings if one.subject == "pair: vllm"] == ["vLLM takes it"]
+    assert not failures(repository, **vllm)
+    vllm["vllm_python"] = said(1, "INFO\nNo such heads.")
+    assert failures(repository, **vllm).splitlines() == ["pair: vllm No such heads. "]
+
+
+def test_weights_that_vllm_could_not_read_are_named(repository: Path, said) -> None:
+    vllm = {"engine": "vllm", "vllm_python": said(0, "vLLM takes it")}
+    draft = repository / "pair" / "1" / "draft"
+    (draft / "model.safetensors").write_bytes(b"0")
+    assert f"{draft}/model.safetensors cannot be read" in failures(repository, **vllm)
+    (draft / "config.json").unlink()
+    assert f"{draft} holds no config.json" in failures(repository, **vllm)
 
 
 def test_a_malformed_config_is_named(repository: Path) -> None:

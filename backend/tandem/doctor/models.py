@@ -1,5 +1,7 @@
 """The models of a repository: their parameters and the checkpoints these name."""
 
+import pickle
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,19 +36,49 @@ def _examine(folder: Path, parameters: Mapping[str, str], asked_for: bool) -> It
             {**model.parameters, **parameters}, model.version_folder
         )
         yield ok(folder.name, f"parameters are valid, speculation by {config.method}")
-        yield from _environment(folder.name, config, asked_for)
-        if config.engine == "native":
-            yield from _checkpoints(model, config)
+        own = config.engine == "native"
+        yield from _checkpoints(model, config) if own else _vllm(model, config, asked_for)
     except TandemError as error:
         yield failure(folder.name, str(error), "")
 
 
-def _environment(name: str, config: EngineConfig, asked_for: bool) -> Iterator[Finding]:
-    """Its engine's interpreter: that of a model which nobody has asked for may yet be to come."""
+def _vllm(model: ServedModel, config: EngineConfig, asked_for: bool) -> Iterator[Finding]:
+    """What vLLM says by itself, in its own environment, and whether weights can be read."""
     try:
-        interpreter(config)
-    except ConfigError as error:
-        yield Finding(Level.FAILURE if asked_for else Level.WARNING, name, str(error))
+        python = interpreter(config)
+    except ConfigError as error:  # of a model that nobody has asked for it may yet be to come
+        level = Level.FAILURE if asked_for else Level.WARNING
+        yield Finding(level, model.name, str(error))
+        return
+    for name in ("model", "draft_model"):
+        path = getattr(config, name)
+        if path is not None:
+            yield _readable(f"{model.name}: {name}", path)
+    command = [python, "-m", "tandem.vllm.checks"]
+    run = subprocess.run(command, input=pickle.dumps(config), capture_output=True)
+    said = (run.stderr if run.returncode else run.stdout).decode(errors="replace").split("\n")
+    text = next((line for line in reversed(said) if line.strip()), f"{python} says nothing")
+    if run.returncode:
+        yield failure(f"{model.name}: vllm", text, "")
+    else:
+        yield ok(f"{model.name}: vllm", text)
+
+
+def _readable(subject: str, folder: Path) -> Finding:
+    """A checkpoint of any architecture: what there is of safetensors is whole."""
+    from safetensors import SafetensorError, safe_open
+
+    if not (folder / "config.json").is_file():
+        return failure(subject, f"{folder} holds no config.json", "name a checkpoint's folder")
+    files = sorted(folder.glob("*.safetensors"))
+    for path in files:
+        try:
+            with safe_open(path, framework="numpy"):
+                pass
+        except (SafetensorError, OSError) as error:
+            return failure(subject, f"{path} cannot be read ({error})", "restore the file")
+    size = sum(path.stat().st_size for path in files) / 2**20
+    return ok(subject, f"{folder}, {size:.1f} MiB of safetensors, readable")
 
 
 def _checkpoints(model: ServedModel, config: EngineConfig) -> Iterator[Finding]:

