@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Self
+from typing import Final, Self
 
+SAID: Final = "its process did not run for"
+"""In the log of a load that failed because of one."""
 TICK_S = 0.05
 BUSY = 0.5
 """Share of a gap: of what ran for more of it another thread held this one."""

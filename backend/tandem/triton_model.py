@@ -33,7 +33,7 @@ from tandem.logs import log_as
 from tandem.metrics import FAILED, INTERNAL, counted
 from tandem.request import RequestOutput, TokenLogprobs
 from tandem.service import EngineService
-from tandem.standstill import Standstill
+from tandem.standstill import SAID, Standstill
 from tandem.triton_metrics import Board, Reports, Void
 from tandem.triton_request import Ask, name_of, parse
 
@@ -242,9 +242,8 @@ def start_engine(config: EngineConfig, reports: Reports, family: Path) -> Engine
     if still.longest >= GIVEN_UP_S:
         service.stop()
         error = EngineDeadError(
-            f"While the model was loaded its process did not run for {still.longest:.1f} s, and "
-            "Triton may take it for dead: load it again, with processors to spare and on a machine "
-            "that is not paused."
+            f"While the model was loaded {SAID} {still.longest:.1f} s, and Triton may take it for "
+            "dead: load it again, with processors to spare and on a machine that is not paused."
         )
         logger.error("%s", error)  # nobody else may say it
         raise error

@@ -51,6 +51,24 @@ class TritonPythonModel:
         pass
 """
 
+# Fails as often as its file says, as one does whose process stood still.
+STOOD_STILL = """
+from pathlib import Path
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        left = Path(args["model_repository"]) / "left"
+        count = int(left.read_text())
+        left.write_text(str(count - 1))
+        if count:
+            print("tandem: By now its process did not run for 2.0 s.", flush=True)
+            raise ValueError
+
+    def execute(self, requests):
+        pass
+"""
+
 BROKEN = """
 class TritonPythonModel:
     def initialize(self, args):

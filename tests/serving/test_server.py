@@ -15,7 +15,7 @@ from tandem.killing import lives
 from tandem.serving import ServerOptions, ServingError, TritonServer
 from tandem.serving.ports import Ports, choose_ports
 from tandem.serving.processes import members
-from tests.serving.models import BROKEN, ECHO, STARTS_A_CHILD, write_model
+from tests.serving.models import BROKEN, ECHO, STARTS_A_CHILD, STOOD_STILL, write_model
 
 pytestmark = pytest.mark.triton
 
@@ -96,6 +96,23 @@ def test_a_model_that_fails_to_load_gives_the_reason(tmp_path: Path) -> None:
         in str(failure.value)
     )
     assert "\n" not in str(failure.value)
+
+
+def test_a_machine_that_stood_still_while_models_were_loaded_starts_it_again(
+    tmp_path: Path,
+) -> None:
+    write_model(tmp_path, "paused", STOOD_STILL)
+    left = tmp_path / "paused" / "left"
+    left.write_text("1")
+    with TritonServer(ServerOptions(tmp_path, ("paused",), log_path=tmp_path / "log")) as server:
+        assert (server.starts, left.read_text()) == (2, "-1")
+        identity = server.identity
+    assert not members(identity)
+    left.write_text("9")
+    server = TritonServer(ServerOptions(tmp_path, ("paused",), log_path=tmp_path / "log"))
+    with pytest.raises(ServingError, match=r"its process did not run for 2\.0 s \(log: "), server:
+        pass
+    assert (server.starts, left.read_text()) == (3, "6")
 
 
 def test_a_config_that_triton_refuses_gives_the_reason(tmp_path: Path) -> None:

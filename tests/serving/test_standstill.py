@@ -8,8 +8,9 @@ import pytest
 from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
+from tandem.serving import ServerOptions, TritonServer
 from tandem_client import GrpcClient
-from tests.conftest import steady_server
+from tests.conftest import MODEL_REPOSITORY, steady_server
 
 pytestmark = [pytest.mark.triton, pytest.mark.timeout(300)]
 STOPPED_S = 3.0
@@ -33,21 +34,39 @@ def processes(server):
     return found
 
 
+def stop_a_while(server, before):
+    """Stops the model's next process while it starts its engine."""
+    while not (come := processes(server) - before):
+        time.sleep(0.01)
+    [come] = come
+    while len(come.children()) < 2:  # its guardian, and its engine that is being started
+        time.sleep(0.01)
+    come.suspend()
+    time.sleep(STOPPED_S)
+    come.resume()
+
+
+def test_a_start_in_which_the_models_process_stood_still_is_made_again(tmp_path):
+    options = ServerOptions(MODEL_REPOSITORY, ("tandem",), log_path=tmp_path / "server.log")
+    server = TritonServer(options)
+    server.start()
+    stopping = threading.Thread(target=stop_a_while, args=(server, set()))
+    stopping.start()
+    try:
+        server.wait_ready()
+        stopping.join()
+        assert server.starts == 2
+        with GrpcClient(server.endpoints.grpc) as client:
+            assert client.generate("def main():", max_tokens=4).num_tokens == 4
+    finally:
+        server.stop()
+
+
 def test_a_load_in_which_the_models_process_stood_still_fails_and_the_next_one_does_not(server):
     before = processes(server)
 
-    def stop_a_while():
-        while not (come := processes(server) - before):
-            time.sleep(0.01)
-        [come] = come
-        while len(come.children()) < 2:  # its guardian, and its engine that is being started
-            time.sleep(0.01)
-        come.suspend()
-        time.sleep(STOPPED_S)
-        come.resume()
-
     again = server.options.model_repository / "tandem" / "again"
-    stopping = threading.Thread(target=stop_a_while)
+    stopping = threading.Thread(target=stop_a_while, args=(server, before))
     stopping.start()
     with InferenceServerClient(server.endpoints.grpc) as control:
         again.touch()

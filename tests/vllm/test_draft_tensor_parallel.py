@@ -21,6 +21,9 @@ PAIR = ROOT / "model_repository" / "tandem" / "1"
 K = 4
 
 
+INHERITED = dict(os.environ)  # once: pytest changes it while tests run
+
+
 def run(t=1, d=None, draft=None, plugins="tandem_draft_tensor_parallel"):
     """The finished process of one vLLM engine."""
     arguments = {"model": str(PAIR / "target"), "tensor_parallel_size": t}
@@ -32,7 +35,7 @@ def run(t=1, d=None, draft=None, plugins="tandem_draft_tensor_parallel"):
             "draft_tensor_parallel_size": d,
         }
     cores = sorted(os.sched_getaffinity(0))
-    environment = os.environ | {
+    environment = INHERITED | {
         "VLLM_PLUGINS": f"{plugins},tandem_endings",
         "VLLM_USE_V2_MODEL_RUNNER": "0",
         "VLLM_CPU_KVCACHE_SPACE": "1",

@@ -101,6 +101,8 @@ def _start(server: TritonServer, console: Console) -> None:
         show()
         server.start()
         server.wait_ready(tick=show)
+    if server.starts > 1:
+        console.print("The machine stood still while models were loaded: Triton was started again.")
     console.print(f"Triton serves {names}, ready after {time.monotonic() - began:.1f} s")
 
 

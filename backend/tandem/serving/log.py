@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 from typing import Final
 
+from tandem.standstill import SAID
+
 # E1121 02:13:19.331901 5405 model_lifecycle.cc:642] "failed to load …"   (quotes since 2.50)
 _ERROR_LINE: Final = re.compile(r'^E\d{4} [\d:.]+ +\d+ [\w.]+:\d+\] "?(?P<text>.*?)"?$', re.M)
 # The last words of a server that gives up: "error: creating server: Internal - …"
@@ -19,6 +21,8 @@ _LOAD_FAILURE: Final = re.compile(
 _PROTOBUF: Final = re.compile(
     r"Error parsing text-format [\w.]+: (?P<line>\d+):\d+: (?P<text>.+)$", re.M
 )
+# Of this Triton itself says that the model's process is not healthy.
+_STANDSTILL: Final = re.compile(rf"^tandem: (?P<text>.*{SAID}.*)$", re.M)
 # Every server without a GPU says this.
 _HARMLESS: Final = ("CudaDriverHelper has not been initialized",)
 # What an error must say to be the cause rather than a consequence, most telling first.
@@ -29,6 +33,8 @@ def failure_reason(log: str) -> str | None:
     """The cause of a failed start, as one line, or None when the log tells none."""
     errors = [_one_line(match["text"]) for match in _ERROR_LINE.finditer(log)]
     errors = [text for text in errors if not text.startswith(_HARMLESS)]
+    if stood_still := _STANDSTILL.search(log):
+        return stood_still["text"]
     for cause in _CAUSES:
         for text in errors:
             if cause in text:

@@ -18,6 +18,7 @@ from tandem.serving.installation import Installation, find_installation, server_
 from tandem.serving.log import failure_reason, read_log
 from tandem.serving.ports import Ports, choose_ports
 from tandem.serving.processes import IDENTITY, before_exec, end_members
+from tandem.standstill import SAID
 from tandem.triton_http import HEALTH, INDEX, NO_ANSWER, OK, Answer, ask, model_path
 
 _METRICS_S = 2.0
@@ -25,6 +26,7 @@ _POLL_S = 0.05
 _UNLOAD_POLL_S = 0.25
 _LOAD_S = 3600.0
 _SHM = Path("/dev/shm")
+_MOST_STARTS = 3
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ class TritonServer:
         self.identity = f"tandem-{uuid4().hex[:12]}"
         self._process: subprocess.Popen[bytes] | None = None
         self._ports: Ports | None = None
+        self.starts = 0
+        """More than one where the machine stood still while models were loaded."""
         self.log_path = options.log_path or _temporary_log(self.identity)
 
     def __enter__(self) -> Self:
@@ -105,10 +109,14 @@ class TritonServer:
         self._ports = choose_ports(
             options.host, Ports(options.http_port, options.grpc_port, options.metrics_port)
         )
+        self._launch(installation, self._ports)
+
+    def _launch(self, installation: Installation, ports: Ports) -> None:
+        options, self.starts = self.options, self.starts + 1
         environment = server_environment(installation, {**os.environ, **options.environment})
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(
-                _command(options, installation, self._ports, self.identity),
+                _command(options, installation, ports, self.identity),
                 env=environment | {IDENTITY: self.identity},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -120,7 +128,8 @@ class TritonServer:
 
     def wait_ready(self, timeout: float = math.inf, tick: Callable[[], None] | None = None) -> None:
         """Returns when the server and all of `options.models` are ready, or raises the reason. A
-        model that does not load within its own `start_timeout` ends the server.
+        model that does not load within its own `start_timeout` ends the server. A server that ends
+        because the machine stood still is started again.
 
         `tick` is called between two looks, to show progress.
         """
@@ -129,7 +138,7 @@ class TritonServer:
         paths += [model_path(name, "ready") for name in self.options.models]
         while not all(ask(self.endpoints.http, path).status == OK for path in paths):
             if self.exit_code() is not None:
-                raise ServingError(self.failure())
+                self._start_again()
             if time.monotonic() > deadline:
                 raise ServingError(
                     f"Triton was not ready after {timeout:g} s: read {self.log_path}, "
@@ -146,6 +155,14 @@ class TritonServer:
             if time.monotonic() > deadline:
                 return
             time.sleep(_POLL_S)
+
+    def _start_again(self) -> None:
+        """Raises `ServingError` where that is no remedy, or has not been one."""
+        if self.starts == _MOST_STARTS or SAID not in read_log(self.log_path):
+            raise ServingError(self.failure())
+        self._clear_away(grace=0)
+        assert self._ports is not None
+        self._launch(find_installation(self.options.triton), self._ports)
 
     def exit_code(self, timeout: float = 0) -> int | None:
         """Waits up to `timeout` seconds for the process to end; None: it still runs."""
@@ -210,12 +227,16 @@ class TritonServer:
             self._process.terminate()
             # Triton itself needs a moment beyond the time it gives to running requests.
             self.exit_code(self.options.exit_timeout_s + 5 if grace is None else grace)
-        end_members(self.identity, grace=0 if failed else 2)
+        self._clear_away(grace=0 if failed else 2)
         self._process.wait()
-        for region in _SHM.glob(f"{self.identity}*"):
-            region.unlink(missing_ok=True)
         if self.options.log_path is None and not failed:
             self.log_path.unlink(missing_ok=True)
+
+    def _clear_away(self, grace: float) -> None:
+        """What it started, and its shared memory."""
+        end_members(self.identity, grace)
+        for region in _SHM.glob(f"{self.identity}*"):
+            region.unlink(missing_ok=True)
 
 
 def _temporary_log(identity: str) -> Path:
