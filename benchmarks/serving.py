@@ -40,7 +40,7 @@ REPOSITORY = ROOT / "model_repository"
 NATIVE = {"enable_prefix_caching": "false", "num_speculative_tokens": "4"}
 # As vLLM is by itself (`vllm_engine`): compiled, and drafting at every batch size.
 OF_VLLM = {
-    "vllm_engine_args": "{}",
+    "vllm_engine_args": '{"enforce_eager": false}',
     "enable_prefix_caching": "false",
     "max_model_len": "1024",
     "max_num_seqs": str(max(BATCHES)),

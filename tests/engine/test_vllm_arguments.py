@@ -3,6 +3,7 @@
 import pytest
 
 from tandem import EngineConfig
+from tandem.errors import ConfigError
 from tandem.limits import Limits
 from tandem.request import SamplingParams
 from tandem.vllm.arguments import engine_arguments, environment, sampling_arguments
@@ -48,12 +49,10 @@ def test_what_it_would_not_do_for_drafts_goes_without(asked, param):
     assert list(greedy["extra_args"].values()) == [0 if "logit_bias" in param else 4]
 
 
-@pytest.mark.parametrize("devices", ["auto", "cuda:1,cuda:2"])
-def test_processes_on_gpus_are_begun_as_those_on_cpus_are(devices):
-    found = environment(EngineConfig(engine="vllm", model="target", devices=devices), on_cpu=False)
+def test_gpus_have_processes_and_a_model_runner_as_cpus_have():
+    found = environment(EngineConfig(engine="vllm", model="target"), on_cpu=False)
     assert found["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
-    named = {} if devices == "auto" else {"CUDA_VISIBLE_DEVICES": "1,2"}
-    assert {name: found[name] for name in found if name.startswith("CUDA")} == named
+    assert found["VLLM_USE_V2_MODEL_RUNNER"] == "0"
 
 
 def test_further_arguments_are_laid_beside_ours_and_have_the_last_word():
@@ -76,5 +75,42 @@ def test_further_arguments_are_laid_beside_ours_and_have_the_last_word():
         "draft_tensor_parallel_size": 1,
         "max_model_len": 64,
         "num_speculative_tokens": 2,
+        "num_speculative_tokens_per_batch_size": [(1, 64, 4)],
         "parallel_drafting": True,
     }
+
+
+def test_groups_of_the_drafts_own_do_not_share_the_targets_room():
+    wide = {"draft_model": "draft", "tensor_parallel_size": 4, "draft_tensor_parallel_size": 2}
+    config = EngineConfig(engine="vllm", model="target", **wide)
+    fused = engine_arguments(config, on_cpu=False)["compilation_config"]["pass_config"]
+    assert fused == {"fuse_allreduce_rms": False}
+    alike = config.model_copy(update={"draft_tensor_parallel_size": 4})
+    assert "compilation_config" not in engine_arguments(alike, on_cpu=False)
+
+
+@pytest.mark.parametrize(
+    ("devices", "seen", "found"),
+    [
+        ("cuda:1,cuda:2", None, "1,2"),
+        ("cuda:1", "4,7", "7"),
+        ("cuda:0", "GPU-5ebe", "GPU-5ebe"),
+        ("auto", "4,7", None),
+    ],
+)
+def test_gpus_are_counted_among_those_that_triton_may_see(monkeypatch, devices, seen, found):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if seen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    config = EngineConfig(engine="vllm", model="target", devices=devices)
+    assert environment(config, on_cpu=False).get("CUDA_VISIBLE_DEVICES") == found
+
+
+@pytest.mark.parametrize(
+    ("devices", "said"), [("cuda:2", "CUDA_VISIBLE_DEVICES is 4,7"), ("cuda,cuda", "names cuda:")]
+)
+def test_gpus_that_are_not_there_are_named(monkeypatch, devices, said):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    config = EngineConfig(engine="vllm", model="target", devices=devices)
+    with pytest.raises(ConfigError, match=said):
+        environment(config, on_cpu=False)

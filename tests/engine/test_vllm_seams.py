@@ -132,28 +132,6 @@ class GPUModelRunner:
         return True
 
 
-class SecondRunner:
-    """Drafts behind its sampling."""
-
-    def __init__(self, speculator="one"):
-        self.device = torch.device("cpu")
-        self.speculator = speculator
-
-    def execute_model(self, scheduler_output, dummy_run=False):
-        time.sleep(0.02)
-
-    def sample(self, hidden_states, input_batch, grammar_output):
-        time.sleep(0.02)
-
-    def sample_tokens(self, grammar_output):
-        if grammar_output == "no round":
-            return None
-        self.sample(None, None, grammar_output)
-        if self.speculator:
-            time.sleep(0.01)
-        return SimpleNamespace(model_runner_output=SimpleNamespace())
-
-
 def expand_batch_to_tokens(x, cu_num_tokens, num_tokens, replace_from, replace_to):
     return torch.full([num_tokens], float("nan"))
 
@@ -206,8 +184,7 @@ def vllm(monkeypatch):
             "build_logitsprocs": build_logitsprocs,
             "GPUModelRunner": fresh(GPUModelRunner),
         },
-        "vllm.v1.worker.gpu.model_runner": {"GPUModelRunner": fresh(SecondRunner)},
-        "vllm.platforms": {"current_platform": SimpleNamespace(is_cuda_alike=lambda: False)},
+        "vllm.platforms": {"current_platform": SimpleNamespace(is_cpu=lambda: True)},
         "vllm.v1.sample.logits_processor": {
             "LogitsProcessors": fresh(LogitsProcessors),
             "BUILTIN_LOGITS_PROCESSORS": [lambda *arguments: "min_p", lambda *arguments: "bias"],
@@ -253,6 +230,15 @@ def test_ranks_meet_in_the_engines_folder(vllm, monkeypatch, tmp_path):
     clear_shared(tmp_path)
     assert [region.exists() for region in shared] == [False, True]
     shared[1].unlink()
+
+
+def test_on_gpus_the_worker_for_cpus_is_not_imported(vllm):
+    """It would replace torch's events and streams by some that do nothing."""
+    vllm["vllm.platforms"].current_platform.is_cpu = lambda: False
+    del sys.modules["vllm.v1.worker.cpu_worker"]
+    draft_tp.register()
+    assert vllm["vllm.v1.worker.gpu_worker"].init_worker_distributed_environment is not start
+    assert size_check(vllm)(SimpleNamespace(tensor_parallel_size=4), 2, None) == 2
 
 
 def test_every_divisor_is_taken_and_nothing_else(vllm):
@@ -381,46 +367,11 @@ def test_a_devices_times_come_when_it_has_got_there(vllm, monkeypatch):
     runner.execute_model(None)
     output = runner.sample_tokens(None)._model_runner_output
     assert getattr(output, round_times.TIMES) == {VERIFYING: 5000, DRAFTING: 5000}
-
-
-@pytest.fixture
-def on_gpus(vllm):
-    """Where vLLM has the choice between two runners."""
-    vllm["vllm.platforms"].current_platform.is_cuda_alike = lambda: True
-    return vllm
-
-
-@pytest.mark.parametrize("speculator", ["one", None])
-def test_the_second_runner_is_timed_on_gpus(on_gpus, speculator):
-    round_times.register()
-    runner = on_gpus[round_times.SECOND_RUNNER].GPUModelRunner(speculator)
-    update = on_gpus["vllm.v1.core.sched.scheduler"].Scheduler().update_from_output
-    assert runner.sample_tokens("no round") is None
-    runner.execute_model(None)
-    output = runner.sample_tokens(None).model_runner_output
-    times = round_times.times_in(update(None, output)[0].scheduler_stats)
-    assert 0.04 <= times.pop(VERIFYING) < 1
-    assert [0.01 <= one < 0.04 for one in times.values()] == [True] * (speculator is not None)
-
-
-@pytest.mark.parametrize("seam", round_times.SECOND_SEAMS, ids=str)
-def test_a_seam_of_the_second_runner_that_moved_is_named_and_the_first_is_timed(
-    on_gpus, caplog, seam
-):
-    setattr(on_gpus[seam.module].GPUModelRunner, seam.name.split(".")[1], lambda other: None)
-    before = dict(vars(on_gpus[seam.module].GPUModelRunner))
-    first = dict(vars(on_gpus[round_times.RUNNER].GPUModelRunner))
-    round_times.register()
-    assert str(seam) in caplog.text
-    assert dict(vars(on_gpus[seam.module].GPUModelRunner)) == before
-    assert dict(vars(on_gpus[round_times.RUNNER].GPUModelRunner)) != first
-
-
-def test_elsewhere_the_second_runner_is_left_alone(vllm):
-    del sys.modules[round_times.SECOND_RUNNER]
-    before = dict(vars(vllm[round_times.SECOND_RUNNER].GPUModelRunner))
-    round_times.register()
-    assert dict(vars(vllm[round_times.SECOND_RUNNER].GPUModelRunner)) == before
+    reached += range(99)  # a second round has come, and a third one at once:
+    for _ in range(3):  # of each no more than one is told at a time, and none is lost
+        runner.execute_model(None)
+        output = runner.sample_tokens(None)._model_runner_output
+        assert getattr(output, round_times.TIMES) == {VERIFYING: 5000, DRAFTING: 5000}
 
 
 def test_what_a_scheduler_says_is_taken_once():

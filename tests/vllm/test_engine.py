@@ -24,6 +24,7 @@ PROMPTS = ["def main():", "import os", "class Stack:\n    def push", "for line i
 GREEDY = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
 LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
 SAMPLES = 1500
+CPU_BLOCK = 128  # tokens, of vLLM's own choice
 
 
 def config(**parameters):
@@ -143,6 +144,20 @@ def test_a_seed_decides_whatever_the_drafts_and_the_batch(service):
     among = ids(submit(service, PROMPTS[0], SamplingParams(num_draft_tokens=2, **params)))
     assert among == alone
     assert [len(ids(other)) for other in others] == [48] * len(PROMPTS)
+
+
+@pytest.mark.parametrize(
+    "params", [{"temperature": 1.0, "seed": 7}, {"temperature": 0, "logit_bias": {5: 100.0}}]
+)
+def test_a_text_is_the_same_where_all_but_its_last_token_is_cached(service, params):
+    """Also of requests without drafts, to which vLLM would give some that are none."""
+    text = list(range(300, 300 + 1 + CPU_BLOCK))
+    answers = [
+        ids(submit(service, text, SamplingParams(max_tokens=6, ignore_eos=True, **params)))
+        for _ in range(3)
+    ]
+    assert answers == [answers[0]] * 3
+    assert "logit_bias" not in params or answers[0] == [5] * 6
 
 
 def test_counts_are_there_when_a_stop_string_ends_it(service):

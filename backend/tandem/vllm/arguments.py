@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tandem.config import EngineConfig
@@ -54,6 +54,11 @@ def engine_arguments(config: EngineConfig, on_cpu: bool) -> dict[str, Any]:
             "per_request_spec_decode_metrics": "summary",
             "speculative_config": _speculative(config),
         }
+    if on_cpu:
+        arguments["enforce_eager"] = True  # compiling takes a minute, and gains little there
+    elif has_draft_groups(config):
+        # its room is one for all groups of ranks: drafts would be summed over the target's
+        arguments["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
     if on_cpu and config.dtype == "auto" and not computes_in("bfloat16"):
         arguments["dtype"] = "float32"  # as the native engine chooses
     given = {key: value for key, value in arguments.items() if value is not None}
@@ -92,17 +97,19 @@ def _speculative(config: EngineConfig) -> dict[str, Any]:
         values["draft_tensor_parallel_size"] = config.draft_tensor_parallel_size
     if config.draft_max_model_len is not None:
         values["max_model_len"] = config.draft_max_model_len
-    limit = config.speculative_disable_by_batch_size
-    if limit is not None:
-        values["num_speculative_tokens_per_batch_size"] = _schedule(config, limit)
+    values["num_speculative_tokens_per_batch_size"] = _schedule(config)
     return values
 
 
-def _schedule(config: EngineConfig, limit: int) -> list[tuple[int, int, int]]:
-    """(from, to, drafted tokens) by number of running requests."""
-    most = max(config.max_num_seqs, limit)
-    full = [(1, limit - 1, config.num_speculative_tokens)] if limit > 1 else []
-    return [*full, (limit, most, 0)]
+def _schedule(config: EngineConfig) -> list[tuple[int, int, int]]:
+    """(from, to, drafted tokens) by number of running requests. Without any vLLM gives requests
+    that begin with one token made-up drafts, for passes of one shape: also those that have
+    none, whose seed, min_p and logit_bias it would then not regard."""
+    limit, k = config.speculative_disable_by_batch_size, config.num_speculative_tokens
+    if limit is None:
+        return [(1, config.max_num_seqs, k)]
+    full = [(1, limit - 1, k)] if limit > 1 else []
+    return [*full, (limit, max(config.max_num_seqs, limit), 0)]
 
 
 def environment(config: EngineConfig, on_cpu: bool) -> dict[str, str]:
@@ -115,9 +122,10 @@ def environment(config: EngineConfig, on_cpu: bool) -> dict[str, str]:
         # On GPUs it would fork the engine's process, whose threads may hold locks, and whose
         # children would not load the plug-ins by which they end with it.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        # The second one drafts for whoever wants nothing, knows no draft that is shorter than
+        # the target, and ends with all requests at one that bans many words.
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
     }
-    if has_draft_groups(config):
-        values["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the plug-in knows the first one
     names = [name.strip() for name in config.devices.split(",")]
     if on_cpu and "cuda" in config.devices:
         raise ConfigError(
@@ -131,8 +139,29 @@ def environment(config: EngineConfig, on_cpu: bool) -> dict[str, str]:
             "devices is cpu but the vLLM installed is the one for GPUs: set it to auto."
         )
     elif names not in (["auto"], ["cuda"]):
-        values["CUDA_VISIBLE_DEVICES"] = ",".join(name.rpartition(":")[2] for name in names)
+        values["CUDA_VISIBLE_DEVICES"] = ",".join(_visible(names))
     return values
+
+
+def _visible(names: Sequence[str]) -> list[str]:
+    """GPUs by number, counted among those that this process may see, as torch does. Raises
+    `ConfigError`."""
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    found = []
+    for name in names:
+        kind, _, number = name.partition(":")
+        if kind != "cuda" or not number.isdigit():
+            raise ConfigError(
+                f"devices names {name}: with engine vllm name GPUs as cuda:0, or set it to auto."
+            )
+        among = [number] if seen is None else seen.split(",")
+        place = 0 if seen is None else int(number)
+        if place >= len(among):
+            raise ConfigError(
+                f"devices names {name}, but CUDA_VISIBLE_DEVICES is {seen}: there are {len(among)}."
+            )
+        found.append(among[place])
+    return found
 
 
 def _cores(config: EngineConfig) -> list[str]:

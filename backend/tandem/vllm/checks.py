@@ -39,7 +39,7 @@ def check_seams(config: EngineConfig) -> None:
     """Raises `ConfigError` with the name of a place of vLLM that is not where it is known."""
     seams = [*per_request.SEAMS, *round_times.SEAMS]
     if has_draft_groups(config):
-        seams += draft_tp.SEAMS
+        seams += draft_tp.seams()
     wrong = troubles(seams)
     if wrong:
         raise ConfigError(f"This vLLM cannot be used: {'; '.join(wrong)}.")

@@ -29,7 +29,7 @@ CHECK_SIZE = Seam(
     "SpeculativeConfig._verify_and_get_draft_tp",
     ("target_parallel_config", "speculative_draft_tensor_parallel_size"),
 )
-MAKE_GROUPS = tuple(
+MAKE_GROUPS, MAKE_GROUPS_ON_CPUS = (
     Seam(f"vllm.v1.worker.{worker}", "init_worker_distributed_environment", ("vllm_config",))
     for worker in ("gpu_worker", "cpu_worker")
 )
@@ -42,7 +42,7 @@ TP_GROUP = Seam(_STATE, "get_tp_group", ())
 WORLD_GROUP = Seam(_STATE, "get_world_group", ())
 SEAMS = (
     CHECK_SIZE,
-    *MAKE_GROUPS,
+    MAKE_GROUPS,
     REFUSE_SIZE,
     LOAD,
     PROPOSE,
@@ -53,16 +53,24 @@ SEAMS = (
 )
 
 
+def seams() -> tuple[Seam, ...]:
+    """Of the processor that this vLLM is for: whoever imports its worker for CPUs has no events and
+    streams of GPUs any more."""
+    platform = importlib.import_module("vllm.platforms").current_platform
+    return (*SEAMS, MAKE_GROUPS_ON_CPUS) if platform.is_cpu() else SEAMS
+
+
 def register() -> None:
     """The entry point, called once in every process of vLLM."""
-    wrong = troubles(SEAMS)
+    all_of_them = seams()
+    wrong = troubles(all_of_them)
     if wrong:
         logger.error("draft_tensor_parallel_size stays as vLLM has it: %s.", "; ".join(wrong))
         return
     groups = _DraftGroups()
     CHECK_SIZE.replace(_any_divisor)
     REFUSE_SIZE.replace(lambda original: lambda self: None)
-    for seam in MAKE_GROUPS:
+    for seam in {MAKE_GROUPS, MAKE_GROUPS_ON_CPUS} & set(all_of_them):
         seam.replace(groups.made_after)
     for seam in (LOAD, DUMMY_RUN):
         seam.replace(groups.inside)

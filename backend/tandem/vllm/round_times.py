@@ -1,19 +1,17 @@
 """What rounds take: a plug-in that loads in every process of vLLM, which does not say it.
 
 The workers' model runners time the target's pass with its verification, and drafting; on a GPU by
-events, so that nobody waits for it. (The second runner, which runs on GPUs alone, is known by its
-source and was never run here.) The times go with what a worker hands to the scheduler, and from
-there, in whole microseconds under the names of our metrics, with the scheduler's own numbers, in a
-mapping of theirs from names to numbers that only loggers read.
+events, so that nobody waits for it. The times go with what a worker hands to the scheduler, and
+from there, in whole microseconds under the names of our metrics, with the scheduler's own numbers,
+in a mapping of theirs from names to numbers that only loggers read.
 """
 
 from __future__ import annotations
 
-import importlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import wraps
 from typing import Any, NamedTuple
 
@@ -25,7 +23,6 @@ from tandem.vllm.seams import Seam, troubles
 logger = logging.getLogger(__name__)
 
 RUNNER = "vllm.v1.worker.gpu_model_runner"
-SECOND_RUNNER = "vllm.v1.worker.gpu.model_runner"
 TIMES = "tandem_times"
 """What we add to a worker's output, ..."""
 BEGUN, SPANS = "tandem_begun", "tandem_spans"
@@ -49,44 +46,20 @@ _STATS = Seam(
         "num_kv_fetch_reqs_by_stage",
     ),
 )
-_SECOND_EXECUTE = _EXECUTE._replace(module=SECOND_RUNNER)
-_SECOND_SAMPLE = Seam(
-    SECOND_RUNNER,
-    "GPUModelRunner.sample",
-    ("self", "hidden_states", "input_batch", "grammar_output"),
-)
-_SECOND_ANSWER = _ANSWER._replace(module=SECOND_RUNNER)
-SECOND_SEAMS = (_SECOND_EXECUTE, _SECOND_SAMPLE, _SECOND_ANSWER)
 SEAMS = (_EXECUTE, _SAMPLE, _PROPOSE, _ANSWER, _UPDATE, _STATS)
 
 
 def register() -> None:
     """The entry point, called once in every process of vLLM."""
-    if not _are_there(SEAMS, "rounds"):
+    wrong = troubles(SEAMS)
+    if wrong:
+        logger.error("vLLM's rounds are not timed: %s.", "; ".join(wrong))
         return
     _EXECUTE.replace(_begun)
     _SAMPLE.replace(_timed(VERIFYING))
     _PROPOSE.replace(_timed(DRAFTING))
     _ANSWER.replace(_handed_over)
     _UPDATE.replace(_with_times)
-    if _on_gpus() and _are_there(SECOND_SEAMS, "rounds by the second runner"):
-        _SECOND_EXECUTE.replace(_begun)
-        _SECOND_SAMPLE.replace(_timed(VERIFYING))
-        _SECOND_ANSWER.replace(_drafted)
-        _SECOND_ANSWER.replace(_handed_over)
-
-
-def _are_there(seams: Sequence[Seam], what: str) -> bool:
-    """Otherwise the log names those that are not."""
-    wrong = troubles(seams)
-    if wrong:
-        logger.error("vLLM's %s are not timed: %s.", what, "; ".join(wrong))
-    return not wrong
-
-
-def _on_gpus() -> bool:
-    """Elsewhere the second runner cannot even be imported."""
-    return bool(importlib.import_module("vllm.platforms").current_platform.is_cuda_alike())
 
 
 def times_in(scheduler_stats: Any) -> dict[str, float]:
@@ -153,28 +126,9 @@ def _timed(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return make
 
 
-def _drafted(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Of the second runner, which drafts behind its sampling, and does nothing else of weight
-    there."""
-
-    @wraps(original)
-    def sample_tokens(runner: Any, *arguments: Any, **named: Any) -> Any:
-        before = len(_spans(runner))
-        answer = original(runner, *arguments, **named)
-        spans = _spans(runner)
-        if len(spans) > before and runner.speculator is not None:
-            spans.append(Span(DRAFTING, spans[-1].end, _now(runner)))
-        return answer
-
-    return sample_tokens
-
-
 def _output_of(answer: Any) -> Any:
-    """What goes to the scheduler, of either runner's answer."""
-    for name in ("_model_runner_output", "model_runner_output"):
-        if name in vars(answer):
-            return vars(answer)[name]
-    return answer
+    """What goes to the scheduler, also of an answer that is still to be copied from a GPU."""
+    return vars(answer).get("_model_runner_output", answer)
 
 
 def _handed_over(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -188,7 +142,7 @@ def _handed_over(original: Callable[..., Any]) -> Callable[..., Any]:
         spans, times = _spans(runner), {}
         if len(spans) == before:
             return answer
-        while spans and spans[0].over:
+        while spans and spans[0].over and spans[0].name not in times:
             span = spans.popleft()
             times[span.name] = round(1e6 * span.seconds)
         setattr(_output_of(answer), TIMES, times)
