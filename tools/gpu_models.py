@@ -48,9 +48,11 @@ def make_pair(shape: Shape, target: Path, draft: Path, device: torch.device) -> 
     for number in range(-1, shape.layers):
         tensors = _ends(shape, device) if number < 0 else _layer(shape, number, device)
         name = "ends.safetensors" if number < 0 else f"layer-{number}.safetensors"
-        for folder in (target, draft) if number < shape.draft_layers else (target,):
-            save_file(tensors, folder / name, {"format": "pt"})
-            index[folder] |= dict.fromkeys(tensors, name)
+        save_file(tensors, target / name, {"format": "pt"})
+        index[target] |= dict.fromkeys(tensors, name)
+        if number < shape.draft_layers:
+            (draft / name).hardlink_to(target / name)
+            index[draft] |= dict.fromkeys(tensors, name)
     for folder, weights in index.items():
         text = json.dumps({"metadata": {}, "weight_map": weights})
         (folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")

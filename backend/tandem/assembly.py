@@ -13,6 +13,7 @@ from tandem.config import EngineConfig
 from tandem.cpu.library import has_kernels
 from tandem.drafting import Proposer
 from tandem.drafting.build import choose_proposer, choose_translation, load_guesser
+from tandem.drafting.draft_model import DraftModel
 from tandem.drafting.heads.features import FeatureGuesser
 from tandem.drafting.steps import Guesser
 from tandem.drafting.vocabulary import Translation
@@ -132,7 +133,8 @@ def wire(config: EngineConfig, chosen: Chosen, world: World | None, loaded: Load
     model, max_model_len = chosen.model, chosen.max_model_len
     on_gpu = chosen.placement.devices[0].type == "cuda"
     taps = None if guesser is None else guesser.taps
-    first_passes = FirstPasses(config, target, taps, num_blocks, max_model_len, on_gpu)
+    draft = guesser.runner if isinstance(guesser, DraftModel) else None
+    first_passes = FirstPasses(config, target, taps, num_blocks, max_model_len, on_gpu, draft)
     if on_gpu:
         first_passes.warm_up()
     return Parts(

@@ -10,6 +10,9 @@ from tandem.config import EngineConfig
 from tandem.drafting.times import BEHIND_TEXTS, TEXT, Profile, profile
 from tandem.runners.parallel_runner import Runner
 
+PROMPTS = (16, 64, 256, 512)
+"""Tokens of those that are read before the first request."""
+
 
 class FirstPasses(NamedTuple):
     """Of an engine; they write into KV blocks, which are free yet."""
@@ -22,6 +25,8 @@ class FirstPasses(NamedTuple):
     max_model_len: int
     compiles: bool = False
     """Whether the first one of a kind compiles kernels, or makes a graph, as on GPUs."""
+    draft: Runner | None = None
+    """A draft model's, which reads prompts too."""
 
     def times(self) -> Profile:
         """What they take."""
@@ -32,7 +37,7 @@ class FirstPasses(NamedTuple):
         return profile(self._run, most, min(TEXT, room, self.max_model_len), warm=self.compiles)
 
     def warm_up(self) -> None:
-        """On a GPU the commonest steps that decode are met, lest requests wait for compilers."""
+        """On a GPU the commonest steps are met, lest requests wait for compilers."""
         # Triton comes with GPUs alone
         from tandem.gpu.graphs import MOST_ROWS, SIZES
 
@@ -42,8 +47,17 @@ class FirstPasses(NamedTuple):
                 if requests * each <= MOST_ROWS and blocks <= self.num_blocks:
                     self._run(requests, each, 0)
 
+        room = self.num_blocks * self.config.block_size
+        most = min(self.config.max_num_batched_tokens, self.max_model_len - 1, room)
+        for count in (one for one in PROMPTS if one <= most):
+            self._run(1, count, 0)
+            if self.draft is not None:
+                query = Query(range(self.num_blocks), 0, count)
+                self.draft.forward([0] * count, [query], [count - 1])
+
     def _run(self, requests: int, each: int, behind: int) -> None:
-        """A pass of so many requests with so many rows each, behind texts of so many tokens."""
+        """A target's pass of so many requests with so many rows each, behind texts of so many
+        tokens."""
         blocks = -(-(behind + each) // self.config.block_size)
         places = [range(one * blocks, (one + 1) * blocks) for one in range(requests)]
         queries = [Query(place, behind, each) for place in places]

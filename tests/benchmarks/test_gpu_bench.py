@@ -64,5 +64,14 @@ def test_a_part_that_fails_is_told_and_the_others_are_measured(tmp_path, monkeyp
     assert found["holds"]["second"] == 2
 
 
+def test_what_has_no_time_left_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(gpu_bench, "BEGUN_WITHIN_S", 0.0)
+    out = tmp_path / "gpu.json"
+    assert run("--shape", "tiny", "--device", "cpu", "--out", str(out)).exit_code == 0
+    found = json.loads(out.read_text())
+    for part in gpu_bench.PARTS:
+        assert found[part.__name__] == {"error": "no time was left for it: 0 s had passed"}
+
+
 def cases(part):
     return [(name, case) for name, case in part.items() if name != "seconds"]

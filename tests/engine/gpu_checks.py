@@ -79,6 +79,7 @@ def attention(
     block: int = 16,
     programs: int = 8,
     dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
 ) -> None:
     """Against `reference`, with NaN in every slot that no query has stored."""
     from tandem.gpu.tree_attention import attend, plan
@@ -89,12 +90,12 @@ def attention(
         slots = slots_of(query, block)
         cache[slots] = torch.randn(len(slots), cache.shape[1]).to(dtype)
     rows = torch.randn(sum(query.length for query in queries), heads, dim).to(dtype)
-    batch = plan(queries, heads // kv_heads, programs, torch.device("cpu"))
-    found = attend(rows, cache, batch, block)
+    batch = plan(queries, heads // kv_heads, programs, torch.device(device))
+    found = attend(rows.to(device), cache.to(device), batch, block)
     torch.testing.assert_close(
-        found.float(),
+        found.float().cpu(),
         reference(rows, cache, queries, block),
-        atol=2e-3 if dtype == torch.float16 else 1e-5,
+        atol={torch.float32: 1e-5, torch.float16: 2e-3}.get(dtype, 2e-2),
         rtol=0,
     )
 
@@ -327,16 +328,17 @@ def drawn_in_rounds() -> None:
     assert chi_square_p(outputs, expected, 3) > 1e-3
 
 
-def rejection() -> None:
+def rejection(device: str = "cpu") -> None:
     """Kept drafts and their replacements are distributed as the target says, the next token too."""
     p = torch.tensor([[0.5, 0.2, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]], dtype=torch.float64)
-    q = torch.tensor([0.1, 0.6, 0.1, 0.2])
-    tokens = torch.multinomial(q, SAMPLES, replacement=True)[:, None].tolist()
+    q = torch.tensor([0.1, 0.6, 0.1, 0.2], device=device)
+    tokens = torch.multinomial(q.cpu(), SAMPLES, replacement=True)[:, None].tolist()
     requests = [make_request([0]) for _ in range(SAMPLES)]
-    sampler = Sampler(1, torch.device("cpu"))
+    sampler = Sampler(1, torch.device(device))
     sampler.kernel = judge
     draft = Draft(tokens, q=q.expand(SAMPLES, 1, -1))
-    verdicts = verify(Passed(p.log().float().repeat(SAMPLES, 1), None), requests, draft, sampler)
+    logits = p.log().float().repeat(SAMPLES, 1).to(device)
+    verdicts = verify(Passed(logits, None), requests, draft, sampler)
     first = [verdict.tokens[0] for verdict in verdicts]
     second = [verdict.tokens[1] for verdict in verdicts if verdict.path]
     for drawn, expected in ((first, p[0]), (second, p[1])):

@@ -6,6 +6,7 @@ import torch
 from tandem import Engine, EngineConfig, SamplingParams
 from tandem.drafting.chain import ChainProposer
 from tests.engine.checkpoints import perturb_checkpoint
+from tests.engine.gpu_checks import CASES, attention, rejection
 
 SAMPLING = [
     {"temperature": 0},
@@ -29,14 +30,29 @@ def test_rounds_of_one_launch(sampling, target, tmp_path):
     )
     params = SamplingParams(max_tokens=24, ignore_eos=True, **sampling)
     texts = []
-    for fused in (True, False):
-        with Engine(config) as engine:
+    for way in ("fused", "by passes", "cpu"):
+        devices = "cpu" if way == "cpu" else "cuda"
+        with Engine(config.model_copy(update={"devices": devices})) as engine:
             assert isinstance(engine.proposer, ChainProposer)
-            assert engine.proposer.rounds is not None
-            if not fused:
+            rounds = engine.proposer.rounds
+            assert (rounds is None) == (way == "cpu")
+            if way != "fused":
                 engine.proposer.rounds = None
             texts.append([])
             for batch in (1, 3, 4, 1, 7):
                 prompts = [[5 + batch, 9, place, 9, 5] for place in range(batch)]
                 texts[-1] += [one.token_ids for one in engine.generate(prompts, params)]
-    assert texts[0] == texts[1]
+            if way == "fused":
+                assert all(one._replay for one in rounds._rounds.values())
+                assert {bucket.requests for bucket in rounds._rounds} >= {1, 4, 8}
+    assert texts[0] == texts[1] == texts[2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_attention_over_drafts(case, dtype):
+    attention(**CASES[case] | {"dtype": dtype, "device": "cuda"})
+
+
+def test_drafts_are_judged_as_the_target_says():
+    rejection("cuda")

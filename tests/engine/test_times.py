@@ -142,6 +142,28 @@ class Target:
         return Passed(torch.zeros(1, 1), None)
 
 
+class DraftRunner:
+    """Keeps how many tokens it has read."""
+
+    def __init__(self):
+        self.read = []
+
+    def forward(self, tokens, queries, rows):
+        assert rows == [len(tokens) - 1]
+        assert queries[0].end <= 16 * len(queries[0].blocks)
+        self.read.append(len(tokens))
+
+
+def test_a_gpu_meets_prompts_before_requests_do(target):
+    config = EngineConfig(model=target, speculative_method="ngram", max_num_batched_tokens=300)
+    draft, tried = DraftRunner(), Target()
+    FirstPasses(config, tried, (1, 2), 30, 512, draft=draft).warm_up()
+    assert draft.read == [16, 64, 256]
+    assert {16, 64, 256} <= {len(queries) * queries[0].length for queries in tried.passes}
+    FirstPasses(config, tried, (1, 2), 5, 512, draft=draft).warm_up()
+    assert draft.read[3:] == [16, 64]  # of 16 tokens a block
+
+
 def test_a_gpu_meets_steps_that_decode_before_requests_do(target):
     values = {"speculative_method": "ngram", "num_speculative_tokens": 4, "max_num_seqs": 32}
     config = EngineConfig(model=target, **values)

@@ -40,6 +40,7 @@ SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 TILES = (1, 4, 16, 64, 256)  # each pair of both is a graph, so they are few
 MOST_ROWS = SIZES[-1]
 MOST_SEEN = 1 << 16  # of trees' rows and nodes
+WITHOUT = "There is no memory for a CUDA graph: such steps go without one."
 NOBODY = (0,) * FIELDS  # the record of a query without rows
 EVERY_TEXT = MOST_SPLITS * FEWEST_SLOTS  # long enough for as many splits as there can be
 
@@ -59,6 +60,11 @@ class Bucket(NamedTuple):
     taps: tuple[int, ...] | None
 
 
+def lacks_memory(error: RuntimeError) -> bool:
+    """Whether it is the allocator's, the driver's, Triton's or cuBLAS's for want of memory."""
+    return any(words in str(error) for words in ("out of memory", "ALLOC_FAILED"))
+
+
 class CudaGraphs:
     """Captures what functions launch on a device. All graphs share their memory: what one gives is
     written over by the next."""
@@ -73,12 +79,12 @@ class CudaGraphs:
         now = torch.cuda.current_stream(self._device)
         try:
             return self._captured(run, now)
-        except (torch.cuda.OutOfMemoryError, torch.AcceleratorError) as error:
-            if "out of memory" not in str(error):
+        except RuntimeError as error:
+            if not lacks_memory(error):
                 raise
             # where the driver had none, rather than the allocator, the capture's stream is left on
             torch.cuda.set_stream(now)
-            logger.warning("There is no memory for a CUDA graph: such steps go without one.")
+            logger.warning(WITHOUT)
             return None
 
     def _captured(self, run: Callable[[], Given], now: torch.cuda.Stream) -> Callable[[], Given]:

@@ -9,18 +9,21 @@ that its logits need.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 import torch
 
 from tandem.drafting import Draft
-from tandem.gpu.graphs import MOST_ROWS, SIZES, Capture, padded
+from tandem.gpu.graphs import MOST_ROWS, SIZES, WITHOUT, Capture, lacks_memory, padded
 from tandem.gpu.round import Bucket, Clock, DeviceClock, Round, most_blocks
 from tandem.gpu.round_layout import READ
 from tandem.runners.model_runner import ModelRunner
 from tandem.scheduler import Decode
 from tandem.verification.sampler import Sampler, by_rejection
+
+logger = logging.getLogger("tandem")
 
 LENGTHS = (*range(1, 9), 10, 12, 16)  # of chains: each token is a pass of the draft
 PREPARED = 4  # requests up to which graphs are made before the first request comes
@@ -42,7 +45,7 @@ class GraphedRounds:
         """as_blocks: as of `verify`; then drafts that are judged by p and q go the other way."""
         self._target, self._draft, self._sampler = target, draft, sampler
         self._capture, self._as_blocks, self._clock = capture, as_blocks, clock
-        self._rounds: dict[Bucket, Round] = {}
+        self._rounds: dict[Bucket, Round | None] = {}
         device = target.device
         self._on = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
@@ -67,11 +70,21 @@ class GraphedRounds:
         return found
 
     def _run(self, bucket: Bucket, decodes: Sequence[Decode]) -> Draft | None:
-        if bucket not in self._rounds:
-            clock = self._clock()
-            self._rounds[bucket] = Round(bucket, self._target, self._draft, clock, self._capture)
         with self._on:
-            return self._rounds[bucket].run(decodes, self._sampler)
+            if bucket not in self._rounds:
+                self._rounds[bucket] = self._made(bucket)
+            found = self._rounds[bucket]
+            return None if found is None else found.run(decodes, self._sampler)
+
+    def _made(self, bucket: Bucket) -> Round | None:
+        """None where there is no memory for what it reads."""
+        try:
+            return Round(bucket, self._target, self._draft, self._clock(), self._capture)
+        except RuntimeError as error:
+            if not lacks_memory(error):
+                raise
+            logger.warning(WITHOUT)
+            return None
 
     def _bucket(self, decodes: Sequence[Decode]) -> Bucket | None:
         longest = max(decode.lookahead for decode in decodes)

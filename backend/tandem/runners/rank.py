@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _abort_process_group
 
 from tandem.models.config import ModelConfig
 from tandem.models.shard import Shard
@@ -73,9 +74,9 @@ class Rank:
 
     @staticmethod
     def leave() -> None:
-        """Ends the membership."""
+        """Ends the membership, whether or not the others live: NCCL's own end waits for them."""
         if dist.is_initialized():
-            dist.destroy_process_group()
+            _abort_process_group()
 
 
 def group_file(folder: Path, ranks: tuple[int, ...]) -> Path:
