@@ -27,7 +27,6 @@ from tandem.drafting.heads.target import target_tables
 from tandem.drafting.mixture import MixtureProposer
 from tandem.drafting.ngram import NgramProposer
 from tandem.drafting.steps import Guesser
-from tandem.drafting.suffix import SuffixProposer
 from tandem.drafting.times import Profile
 from tandem.drafting.tree import TreeProposer
 from tandem.drafting.vocabulary import Translation, Vocabulary, translate
@@ -190,6 +189,9 @@ def _make_method(
         lookup = NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
         return Method(name, lookup, is_lookup=True)
     if name == "suffix":
+        # whoever looks up no suffixes can do without the package that has their trees
+        from tandem.drafting.suffix import SuffixProposer
+
         return Method(name, SuffixProposer(config), is_lookup=True)
     if guesser is None:
         return Method(name, NoProposer(), is_lookup=True)
