@@ -1,4 +1,4 @@
-"""Where there is no memory for a graph, a step goes without one."""
+"""Where there is no memory for a graph, a step goes without one; and there are only so many."""
 
 from types import SimpleNamespace
 
@@ -41,3 +41,11 @@ def test_it_is_said_and_not_tried_again(failing, error, caplog):
 def test_another_error_is_none_of_memory(failing):
     with pytest.raises(RuntimeError, match="illegal"):
         failing(RuntimeError("CUDA error: an illegal memory access"))._run(Bucket(1, 2), [])
+
+
+def test_there_are_only_so_many(failing, monkeypatch):
+    one = failing(None)
+    monkeypatch.setattr(rounds, "MOST_GRAPHS", 2)
+    monkeypatch.setattr(rounds, "Round", lambda bucket, *_: SimpleNamespace(run=lambda *_: bucket))
+    found = [one._run(Bucket(1, length), []) for length in (1, 2, 3, 2)]
+    assert found == [Bucket(1, 1), Bucket(1, 2), None, Bucket(1, 2)]

@@ -27,6 +27,7 @@ logger = logging.getLogger("tandem")
 
 LENGTHS = (*range(1, 9), 10, 12, 16)  # of chains: each token is a pass of the draft
 PREPARED = 4  # requests up to which graphs are made before the first request comes
+MOST_GRAPHS = 128  # of all kinds: what each takes, some MB of a large model, is never given back
 MOST_SORTED = 64  # rows: what sorting them needs is never given back
 
 
@@ -72,6 +73,8 @@ class GraphedRounds:
     def _run(self, bucket: Bucket, decodes: Sequence[Decode]) -> Draft | None:
         with self._on:
             if bucket not in self._rounds:
+                if len(self._rounds) == MOST_GRAPHS:
+                    return None
                 self._rounds[bucket] = self._made(bucket)
             found = self._rounds[bucket]
             return None if found is None else found.run(decodes, self._sampler)
