@@ -264,7 +264,7 @@ def main(
     if where.type == "cuda" and not torch.cuda.is_available():
         print("There is no GPU here: nothing was measured.")
         raise typer.Exit(1)
-    if where.type == "cuda":
+    if where.index is not None:
         torch.cuda.set_device(where)  # what is waited for, and timed
     name = torch.cuda.get_device_name(where) if where.type == "cuda" else "CPU"
     result: dict[str, Any] = {"device": name, "shape": SHAPES[shape]._asdict()}

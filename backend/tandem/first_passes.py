@@ -1,4 +1,4 @@
-"""Passes of the target before the first request: what they take, and what they leave compiled."""
+"""Passes before the first request: what the target's take, and what all leave compiled."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class FirstPasses(NamedTuple):
         most = min(self.config.max_num_batched_tokens, self.max_model_len - 1, room)
         for count in (one for one in PROMPTS if one <= most):
             self._run(1, count, 0)
-            if self.draft is not None:
+            if self.draft is not None and count <= self.draft.config.max_position:
                 query = Query(range(self.num_blocks), 0, count)
                 self.draft.forward([0] * count, [query], [count - 1])
 

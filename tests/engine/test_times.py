@@ -145,7 +145,8 @@ class Target:
 class DraftRunner:
     """Keeps how many tokens it has read."""
 
-    def __init__(self):
+    def __init__(self, max_position=512):
+        self.config = SimpleNamespace(max_position=max_position)
         self.read = []
 
     def forward(self, tokens, queries, rows):
@@ -162,6 +163,9 @@ def test_a_gpu_meets_prompts_before_requests_do(target):
     assert {16, 64, 256} <= {len(queries) * queries[0].length for queries in tried.passes}
     FirstPasses(config, tried, (1, 2), 5, 512, draft=draft).warm_up()
     assert draft.read[3:] == [16, 64]  # of 16 tokens a block
+    short = DraftRunner(max_position=100)
+    FirstPasses(config, tried, (1, 2), 30, 512, draft=short).warm_up()
+    assert short.read == [16, 64]
 
 
 def test_a_gpu_meets_steps_that_decode_before_requests_do(target):

@@ -85,8 +85,9 @@ def test_groups_of_the_drafts_own_do_not_share_the_targets_room():
     config = EngineConfig(engine="vllm", model="target", **wide)
     fused = engine_arguments(config, on_cpu=False)["compilation_config"]["pass_config"]
     assert fused == {"fuse_allreduce_rms": False}
-    alike = config.model_copy(update={"draft_tensor_parallel_size": 4})
-    assert "compilation_config" not in engine_arguments(alike, on_cpu=False)
+    for size in (1, 4):
+        other = config.model_copy(update={"draft_tensor_parallel_size": size})
+        assert "compilation_config" not in engine_arguments(other, on_cpu=False)
 
 
 @pytest.mark.parametrize(
@@ -107,10 +108,15 @@ def test_gpus_are_counted_among_those_that_triton_may_see(monkeypatch, devices, 
 
 
 @pytest.mark.parametrize(
-    ("devices", "said"), [("cuda:2", "CUDA_VISIBLE_DEVICES is 4,7"), ("cuda,cuda", "names cuda:")]
+    ("devices", "said"),
+    [
+        ("cuda:2", "CUDA_VISIBLE_DEVICES is 4,7: there are 2"),
+        ("cuda:0", "CUDA_VISIBLE_DEVICES is : there are 0"),
+        ("cuda,cuda", "names cuda:"),
+    ],
 )
 def test_gpus_that_are_not_there_are_named(monkeypatch, devices, said):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7" if "4,7" in said else "")
     config = EngineConfig(engine="vllm", model="target", devices=devices)
     with pytest.raises(ConfigError, match=said):
         environment(config, on_cpu=False)

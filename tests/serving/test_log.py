@@ -15,6 +15,16 @@ def test_the_cause_is_told_from_its_consequences() -> None:
     assert failure_reason(LOAD_FAILURE) == "model 'm' failed to load: ValueError: a b"
 
 
+def test_a_standstill_is_told_where_triton_knows_no_more_than_its_consequence() -> None:
+    said = "tandem: While the model was loaded its process did not run for 2.1 s.\n"
+    log = (
+        said
+        + """E1126 21:47:04.174674 1758 model_lifecycle.cc:642] "failed to load 'm' version 1: Internal: Stub process 'm_0_0' is not healthy."\n"""
+    )
+    assert failure_reason(log) == "While the model was loaded its process did not run for 2.1 s."
+    assert failure_reason(said + LOAD_FAILURE) == "model 'm' failed to load: ValueError: a b"
+
+
 def test_quotes_are_optional_as_in_older_servers() -> None:
     log = "E1121 02:13:19.331901 5405 model_lifecycle.cc:642] failed to load 'm' version 1: Internal: x"
     assert failure_reason(log) == "model 'm' failed to load: x"

@@ -55,7 +55,7 @@ def test_a_start_in_which_the_models_process_stood_still_is_made_again(tmp_path)
     try:
         server.wait_ready()
         stopping.join()
-        assert server.starts == 2
+        assert server.starts > 1  # more where the machine is paused meanwhile
         with GrpcClient(server.endpoints.grpc) as client:
             assert client.generate("def main():", max_tokens=4).num_tokens == 4
     finally:

@@ -14,7 +14,7 @@ from tandem.attention.plan import Query
 from tandem.cpu.chains import PackedChains
 from tandem.cpu.library import load_kernels
 from tandem.cpu.linear import KernelLinear
-from tandem.cpu.packing import BEST, NO_STATES, Reading, States, Wanted, pack_pass
+from tandem.cpu.packing import BEST, Reading, States, Wanted, pack_pass
 from tandem.cpu.structures import Entry, Layer, Matrix, Model
 from tandem.models.decoder import Layer as DecoderLayer
 from tandem.models.decoder import Passed, Stack
@@ -149,7 +149,7 @@ class KernelStack:
         the next pass."""
         flat: Sequence[int] = tokens.tolist() if isinstance(tokens, Tensor) else tokens
         count = len(flat)
-        given = NO_STATES if states is None else self._checked(states, count)
+        given = None if states is None else self._checked(states, count)
         read = Reading(flat, queries, range(count) if rows is None else rows)
         logits = self._room.rows(len(read.rows))
         features, wanted = None, BEST
@@ -172,7 +172,6 @@ class KernelStack:
 
     def _checked(self, states: States, rows: int) -> States:
         """As the kernels take them."""
-        assert states.hidden is not None
         hidden = states.hidden.float().contiguous()
         width = self.config.hidden_size if states.fused else self._model.entry.fuse.columns
         if hidden.shape != (rows, width):
@@ -196,7 +195,7 @@ class KernelStack:
         """
         read = logits = None
         if isinstance(first, Reading):
-            self._room.rows(len(queries))
+            self._room.rows(len(queries))  # for its logits
             read = pack_pass(first, self._block_size, self._room.address)
         else:
             logits = first.contiguous()

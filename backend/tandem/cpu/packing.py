@@ -25,7 +25,7 @@ class Reading(NamedTuple):
 class States(NamedTuple):
     """Hidden states for a draft head."""
 
-    hidden: Tensor | None
+    hidden: Tensor
     """[T, hidden]; [T, width] where they are yet to be fused."""
     fused: bool
 
@@ -44,7 +44,6 @@ class Wanted(NamedTuple):
     """Each row's likeliest token."""
 
 
-NO_STATES = States(None, False)
 LOGITS = Wanted()
 BEST = Wanted(best=True)
 
@@ -59,7 +58,11 @@ class Packed(NamedTuple):
 
 
 def pack_pass(
-    read: Reading, block_size: int, logits: int, wanted: Wanted = LOGITS, given: States = NO_STATES
+    read: Reading,
+    block_size: int,
+    logits: int,
+    wanted: Wanted = LOGITS,
+    given: States | None = None,
 ) -> Packed:
     """logits: the address of room for [rows, vocabulary]."""
     count, picked = len(read.tokens), read.rows
@@ -76,8 +79,8 @@ def pack_pass(
         len(picked),
         len(wanted.layers),
         address(large),
-        pointer(given.hidden),
-        given.fused,
+        pointer(given and given.hidden),
+        given is not None and given.fused,
         wanted.picks_hidden,
         at,
         at_blocks,

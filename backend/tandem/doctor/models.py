@@ -50,12 +50,15 @@ def _vllm(model: ServedModel, config: EngineConfig, asked_for: bool) -> Iterator
         level = Level.FAILURE if asked_for else Level.WARNING
         yield Finding(level, model.name, str(error))
         return
-    for name in ("model", "draft_model"):
-        path = getattr(config, name)
-        if path is not None:
-            yield _readable(f"{model.name}: {name}", path)
+    yield _readable(f"{model.name}: model", config.model)
+    if config.draft_model is not None and config.method != "none":
+        yield _readable(f"{model.name}: draft_model", config.draft_model)
     command = [python, "-m", "tandem.vllm.checks"]
-    run = subprocess.run(command, input=pickle.dumps(config), capture_output=True)
+    try:
+        run = subprocess.run(command, input=pickle.dumps(config), capture_output=True)
+    except OSError as error:
+        yield failure(f"{model.name}: vllm", f"{python} does not run ({error})", "")
+        return
     said = (run.stderr if run.returncode else run.stdout).decode(errors="replace").split("\n")
     text = next((line for line in reversed(said) if line.strip()), f"{python} says nothing")
     if run.returncode:

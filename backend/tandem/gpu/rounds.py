@@ -27,7 +27,7 @@ logger = logging.getLogger("tandem")
 
 LENGTHS = (*range(1, 9), 10, 12, 16)  # of chains: each token is a pass of the draft
 PREPARED = 4  # requests up to which graphs are made before the first request comes
-MOST_GRAPHS = 128  # of all kinds: what each takes, some MB of a large model, is never given back
+MOST_GRAPHS = 128  # of rounds: what each takes, some MB of a large model, is never given back
 MOST_SORTED = 64  # rows: what sorting them needs is never given back
 
 
@@ -74,7 +74,7 @@ class GraphedRounds:
         with self._on:
             if bucket not in self._rounds:
                 if len(self._rounds) == MOST_GRAPHS:
-                    return None
+                    return None  # whose rounds are the rarest
                 self._rounds[bucket] = self._made(bucket)
             found = self._rounds[bucket]
             return None if found is None else found.run(decodes, self._sampler)

@@ -21,7 +21,8 @@ _LOAD_FAILURE: Final = re.compile(
 _PROTOBUF: Final = re.compile(
     r"Error parsing text-format [\w.]+: (?P<line>\d+):\d+: (?P<text>.+)$", re.M
 )
-# Of this Triton itself says that the model's process is not healthy.
+# What Triton says of a model's process that stood still, and what we say.
+_NOT_HEALTHY: Final = "is not healthy"
 _STANDSTILL: Final = re.compile(rf"^tandem: (?P<text>.*{SAID}.*)$", re.M)
 # Every server without a GPU says this.
 _HARMLESS: Final = ("CudaDriverHelper has not been initialized",)
@@ -33,12 +34,11 @@ def failure_reason(log: str) -> str | None:
     """The cause of a failed start, as one line, or None when the log tells none."""
     errors = [_one_line(match["text"]) for match in _ERROR_LINE.finditer(log)]
     errors = [text for text in errors if not text.startswith(_HARMLESS)]
-    if stood_still := _STANDSTILL.search(log):
-        return stood_still["text"]
     for cause in _CAUSES:
         for text in errors:
             if cause in text:
-                return _plain(text) + _syntax_error(log)
+                stood_still = _STANDSTILL.findall(log) if _NOT_HEALTHY in text else []
+                return stood_still[-1] if stood_still else _plain(text) + _syntax_error(log)
     if last_words := _LAST_WORDS.findall(log) or _BAD_OPTION.findall(log):
         return _plain(_one_line(last_words[-1]))
     return errors[-1] if errors else None

@@ -63,7 +63,7 @@ class Endpoints(NamedTuple):
 class TritonServer:
     """Runs tritonserver; as a context manager it is ready inside and gone after.
 
-    The server ends with the thread that called `start`.
+    The server ends with the thread that called `start` and `wait_ready`, which may start it again.
     """
 
     def __init__(self, options: ServerOptions) -> None:
@@ -158,7 +158,7 @@ class TritonServer:
 
     def _start_again(self) -> None:
         """Raises `ServingError` where that is no remedy, or has not been one."""
-        if self.starts == _MOST_STARTS or SAID not in read_log(self.log_path):
+        if self.starts == _MOST_STARTS or SAID not in self.failure():
             raise ServingError(self.failure())
         self._clear_away(grace=0)
         assert self._ports is not None

@@ -56,8 +56,8 @@ def engine_arguments(config: EngineConfig, on_cpu: bool) -> dict[str, Any]:
         }
     if on_cpu:
         arguments["enforce_eager"] = True  # compiling takes a minute, and gains little there
-    elif has_draft_groups(config):
-        # its room is one for all groups of ranks: drafts would be summed over the target's
+    elif has_draft_groups(config) and config.draft_tensor_parallel_size > 1:
+        # their room is one for all groups of ranks: drafts would be summed over the target's
         arguments["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
     if on_cpu and config.dtype == "auto" and not computes_in("bfloat16"):
         arguments["dtype"] = "float32"  # as the native engine chooses
@@ -154,7 +154,7 @@ def _visible(names: Sequence[str]) -> list[str]:
             raise ConfigError(
                 f"devices names {name}: with engine vllm name GPUs as cuda:0, or set it to auto."
             )
-        among = [number] if seen is None else seen.split(",")
+        among = [number] if seen is None else seen.split(",") if seen else []
         place = 0 if seen is None else int(number)
         if place >= len(among):
             raise ConfigError(

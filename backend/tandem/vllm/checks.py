@@ -10,7 +10,8 @@ import sys
 from importlib import metadata
 
 from tandem.config import EngineConfig
-from tandem.errors import ConfigError
+from tandem.errors import ConfigError, TandemError
+from tandem.tokenizer import Tokenizer
 from tandem.vllm import draft_tp, per_request, round_times
 from tandem.vllm.arguments import engine_arguments, environment, has_draft_groups
 from tandem.vllm.seams import SUPPORTED_VERSIONS, is_supported, troubles
@@ -69,10 +70,11 @@ def main() -> None:
     config: EngineConfig = pickle.load(sys.stdin.buffer)
     try:
         on_cpu = prepare(config)
+        Tokenizer(config.model)
         from vllm import AsyncEngineArgs
 
         AsyncEngineArgs(**engine_arguments(config, on_cpu)).create_engine_config()
-    except ConfigError as error:
+    except TandemError as error:
         sys.exit(f"\n{error}")
     except Exception as error:  # vLLM raises whatever its parts do
         sys.exit(f"\nvLLM would not start: {first_sentence(error)}")
