@@ -108,6 +108,22 @@ def test_chains_of_a_draft_with_the_first_tokens_are_one_call(engine, fewer, per
         assert (proposer.confidence is not None) == whole
 
 
+def test_what_a_draft_does_not_know_is_read_as_what_it_knows(engine, fewer):
+    """Its embeddings end before."""
+    one = engine(draft_model=fewer)
+    kernels, read = one.proposer.guesser.runner.by_kernels, []
+    chains = kernels.chains
+
+    def spying(first, *others, **named):
+        read.extend(first.tokens)
+        return chains(first, *others, **named)
+
+    kernels.chains = spying
+    one.generate([[3, 92, 95, 90, 4]], SamplingParams(temperature=0, max_tokens=8))
+    assert len(read) > 5
+    assert max(read) < 90
+
+
 def test_a_draft_on_two_ranks_with_a_padded_vocabulary(engine, target, tmp_path):
     draft = make_checkpoint(tmp_path / "draft", vocab_size=104, seed=4)
     write_words(draft, [f"t{index}" for index in range(96)])

@@ -86,11 +86,10 @@ def test_a_killed_server_gives_its_reason_and_is_cleaned_up(
 
 def test_a_model_that_fails_to_load_gives_the_reason(tmp_path: Path) -> None:
     write_model(tmp_path, "broken", BROKEN)
-    with (
-        pytest.raises(ServingError) as failure,
-        TritonServer(ServerOptions(tmp_path, ("broken",), log_path=tmp_path / "log")),
-    ):
+    server = TritonServer(ServerOptions(tmp_path, ("broken",), log_path=tmp_path / "log"))
+    with pytest.raises(ServingError) as failure, server:
         pass
+    assert server.starts == 1
     assert (
         "model 'broken' failed to load: ValueError: folder 'nowhere' holds no config.json"
         in str(failure.value)
