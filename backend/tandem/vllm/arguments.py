@@ -55,7 +55,7 @@ def engine_arguments(config: EngineConfig, on_cpu: bool) -> dict[str, Any]:
             "speculative_config": _speculative(config),
         }
     if on_cpu:
-        arguments["enforce_eager"] = True  # compiling takes a minute, and gains little there
+        arguments["enforce_eager"] = True  # compiling takes as long as all else of a start
     elif has_draft_groups(config) and config.draft_tensor_parallel_size > 1:
         # their room is one for all groups of ranks: drafts would be summed over the target's
         arguments["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
@@ -102,9 +102,11 @@ def _speculative(config: EngineConfig) -> dict[str, Any]:
 
 
 def _schedule(config: EngineConfig) -> list[tuple[int, int, int]]:
-    """(from, to, drafted tokens) by number of running requests. Without any vLLM gives requests
-    that begin with one token made-up drafts, for passes of one shape: also those that have
-    none, whose seed, min_p and logit_bias it would then not regard."""
+    """(from, to, drafted tokens) by number of running requests.
+
+    Always one: without a schedule vLLM fills the first step of a request that begins with one
+    token (the others are cached) with made-up drafts, for passes of one shape, and does not
+    regard the seed, min_p and logit_bias of requests that must have no drafts."""
     limit, k = config.speculative_disable_by_batch_size, config.num_speculative_tokens
     if limit is None:
         return [(1, config.max_num_seqs, k)]
