@@ -5,8 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tandem.runners.groups import SLOT_BYTES, RankLostError, SharedMemoryGroup, group_file_bytes
+from tandem.runners.rank import Rank
 
 
 @pytest.fixture(autouse=True)
@@ -93,3 +95,13 @@ def test_a_lost_rank_ends_the_wait(tmp_path):
     file.write_bytes(bytes(group_file_bytes(2)))
     with pytest.raises(RankLostError):
         SharedMemoryGroup(file, 0, 2, lambda: True).all_reduce(torch.ones(3))
+
+
+def test_a_rank_that_has_left_may_meet_others_again(tmp_path):
+    for name in ("first", "second"):
+        dist.init_process_group(
+            "gloo", init_method=f"file://{tmp_path / name}", rank=0, world_size=1
+        )
+        Rank.leave()
+        assert not dist.is_initialized()
+    Rank.leave()  # nor does it matter twice

@@ -8,8 +8,12 @@ import torch
 from tandem import Engine, EngineConfig, SamplingParams
 from tandem.attention.plan import Query, plan_groups, plan_rows
 from tandem.drafting import Draft, Proposer
+from tandem.drafting.chain import ChainProposer
+from tandem.drafting.tree import TreeProposer
 from tandem.models.config import read_model_config
 from tandem.runners.model_runner import ModelRunner
+from tandem.scheduler import Decode
+from tests.engine.builders import make_request
 from tests.engine.references import hf_greedy, hf_logits, logits_of
 
 LENGTH = 48
@@ -48,6 +52,25 @@ class RandomTrees(Proposer):
 
     def observe(self, request, drafted, verdict):
         self.jumps += verdict.path != list(range(1, len(verdict.path) + 1))
+
+
+class Reading:
+    """A guesser that still reads all texts."""
+
+    taps, max_depth, at_once = None, 9, None
+
+    def ready(self, decodes):
+        return []
+
+    def begin(self, decodes):
+        raise AssertionError("nobody is ready")
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_whose_text_is_still_read_is_not_drafted_for(tree):
+    made = TreeProposer(Reading(), None, 2, None) if tree else ChainProposer(Reading(), None, 96)
+    draft = made.propose([Decode(make_request([1, 2, 3]), 4)] * 2)
+    assert draft.tokens == [[], []]
 
 
 @pytest.mark.parametrize("batch", [1, 7])

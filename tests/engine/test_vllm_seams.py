@@ -372,6 +372,7 @@ def test_a_devices_times_come_when_it_has_got_there(vllm, monkeypatch):
         runner.execute_model(None)
         output = runner.sample_tokens(None)._model_runner_output
         assert getattr(output, round_times.TIMES) == {VERIFYING: 5000, DRAFTING: 5000}
+    assert len(vars(runner)[round_times.SPANS]) == 2  # the last round's, for the next one to bring
 
 
 def test_what_a_scheduler_says_is_taken_once():

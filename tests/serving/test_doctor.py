@@ -110,6 +110,12 @@ def test_weights_that_vllm_could_not_read_are_named(repository: Path, said) -> N
     assert f"{draft}/model.safetensors cannot be read" in failures(repository, **vllm)
     (draft / "config.json").unlink()
     assert f"{draft} holds no config.json" in failures(repository, **vllm)
+    assert not failures(repository, **vllm, speculative_method="none")  # nobody reads it then
+
+
+def test_an_interpreter_that_is_none_is_named(repository: Path, tmp_path: Path) -> None:
+    found = failures(repository, engine="vllm", vllm_python=str(tmp_path))
+    assert f"{tmp_path} does not run" in found
 
 
 def test_a_malformed_config_is_named(repository: Path) -> None:

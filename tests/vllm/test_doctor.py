@@ -12,6 +12,18 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
 
 
+def test_a_target_without_a_tokenizer_is_named(tmp_path):
+    """vLLM itself would take it until it loads."""
+    target = REPOSITORY / "tandem" / "1" / "target"
+    for file in target.iterdir():
+        if file.name != "tokenizer.json":
+            (tmp_path / file.name).symlink_to(file)
+    parameters = {"model": str(tmp_path), "speculative_method": "none"}
+    found = list(examine_models(REPOSITORY, ["tandem_vllm"], parameters))
+    assert [one.subject for one in found if one.level] == ["tandem_vllm: vllm"]
+    assert "tokenizer.json" in found[-1].text
+
+
 @pytest.mark.parametrize(
     ("parameters", "level", "said"),
     [
