@@ -35,7 +35,7 @@ from tandem.request import RequestOutput, TokenLogprobs
 from tandem.service import EngineService
 from tandem.standstill import SAID, Standstill
 from tandem.triton_metrics import Board, Reports, Void
-from tandem.triton_request import Ask, name_of, parse
+from tandem.triton_request import Ask, name_of, parse, taken_back
 
 logger = logging.getLogger("tandem")
 
@@ -94,9 +94,12 @@ class TritonPythonModel:
             sender, name = request.get_response_sender(), ""
             try:
                 name = name_of(request)
+                if (other := taken_back(request, self.max_prompt_bytes)) is not None:
+                    self._take_back(other, sender)
+                    continue
                 self.service.check_room()  # before it is read, which takes longer
                 stream = ResponseStream(sender, parse(request, self.max_prompt_bytes), self.active)
-                stream.begin(self.service, name)
+                stream.begin(self.service, name or stream.ask.cancel_id)
             except InvalidRequestError as error:
                 self.reports.put(counted(FAILED, 1, "invalid"))
                 self._refuse(sender, name, error)
@@ -106,6 +109,18 @@ class TritonPythonModel:
                 self.reports.put(counted(FAILED, 1, INTERNAL))
                 logger.exception("%s could not be read.", name or NAMELESS)
                 send_error(sender, TandemError(f"The request could not be read: {error}."))
+
+    def _take_back(self, cancel_id: str, sender: Any) -> None:
+        """It may have ended meanwhile: then there is nothing to do."""
+        for request_id, stream in self.active.copy().items():
+            if cancel_id and stream.ask.cancel_id == cancel_id:
+                self._abort(request_id)
+        response = pb_utils.InferenceResponse([_strings("text_output", "")])
+        sender.send(response, flags=FINAL)
+
+    def _abort(self, request_id: str) -> None:
+        logger.debug("%s is cancelled.", request_id)
+        self.service.abort(request_id)
 
     def _refuse(self, sender: Any, name: str, error: TandemError) -> None:
         logger.debug("%s is refused: %s", name or NAMELESS, error)
@@ -149,8 +164,7 @@ class TritonPythonModel:
         for request_id, stream in self.active.copy().items():
             try:
                 if stream.cancelled():
-                    logger.debug("%s is cancelled.", request_id)
-                    self.service.abort(request_id)
+                    self._abort(request_id)
             except Exception:  # the others' cancels must still be noticed
                 logger.exception("%s: whether it was cancelled cannot be told.", request_id)
 

@@ -22,9 +22,12 @@ FLAGS = (
     "return_output_ids",
     "return_request_id",
 )
+CANCEL_ID, CANCEL = "cancel_id", "cancel"
+"""Parameters: a name for the request, and that of another one, which is taken back."""
 # Parameters that Triton's own front ends add: `id` is the request's, which `generate` repeats.
 INTERNAL_PREFIX = "triton_"
-INTERNAL = ("id",)
+INTERNAL = ("id", CANCEL_ID)
+OWN = "JSON of the request's parameters"
 LONGEST_NAME = 64
 
 
@@ -39,6 +42,8 @@ class Ask:
     """Text put before the first output: the prompt, unless excluded or streamed."""
     wanted: frozenset[str]
     """The `return_…` flags that are set."""
+    cancel_id: str
+    """By which it can be taken back; empty: nobody has named it."""
 
 
 def parse(request: Any, max_bytes: int) -> Ask:
@@ -56,13 +61,31 @@ def parse(request: Any, max_bytes: int) -> Ask:
         )
     wanted = frozenset(flag for flag in FLAGS if _flag(request, flag))
     prepend = prompt if isinstance(prompt, str) and not stream and not exclude else ""
-    return Ask(prompt, _params(request, wanted, max_bytes), stream, prepend, wanted)
+    own = _own_parameters(request, max_bytes)
+    params = _params(request, own, wanted, max_bytes)
+    return Ask(prompt, params, stream, prepend, wanted, _printable(str(own.get(CANCEL_ID, ""))))
 
 
 def name_of(request: Any) -> str:
     """The id that a client gave its request, fit for a line of the log; empty: none. Raises
     `InvalidRequestError`."""
-    name = _decoded(request.request_id, "request's id")
+    return _printable(_decoded(request.request_id, "request's id"))
+
+
+def taken_back(request: Any, max_bytes: int) -> str | None:
+    """The `cancel_id` of a request that is taken back, where this one says no more than that.
+
+    Triton's HTTP does not notice that a client has left before it has something to write to it
+    (issue 7077 of its server), but what stands before Triton does. Raises `InvalidRequestError`.
+    """
+    # Nearly all have no such word in them, and need not be read twice.
+    if f'"{CANCEL}"' not in _decoded(request.parameters, OWN):
+        return None
+    name = _own_parameters(request, max_bytes).get(CANCEL)
+    return None if name is None else _printable(str(name))
+
+
+def _printable(name: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in name[:LONGEST_NAME])
 
 
@@ -79,8 +102,17 @@ def _prompt(request: Any, max_bytes: int) -> Prompt:
     return prompt
 
 
-def _params(request: Any, wanted: frozenset[str], max_bytes: int) -> SamplingParams:
-    values = _sampling_values(request, max_bytes)
+def _own_parameters(request: Any, max_bytes: int) -> dict[str, Any]:
+    written = _decoded(request.parameters, OWN)
+    _check_size(len(written.encode()), OWN, max_bytes)
+    own: dict[str, Any] = json.loads(written or "{}")
+    return own
+
+
+def _params(
+    request: Any, own: dict[str, Any], wanted: frozenset[str], max_bytes: int
+) -> SamplingParams:
+    values = _sampling_values(request, own, max_bytes)
     if request.timeout():  # Triton's own, in microseconds
         values.setdefault("timeout", request.timeout() / 1e6)
     draft = _tensor(request, "num_draft_tokens")
@@ -92,18 +124,11 @@ def _params(request: Any, wanted: frozenset[str], max_bytes: int) -> SamplingPar
     return SamplingParams(**values)
 
 
-def _sampling_values(request: Any, max_bytes: int) -> dict[str, Any]:
-    """The tensor's JSON; without the tensor, the request's parameters."""
+def _sampling_values(request: Any, own: dict[str, Any], max_bytes: int) -> dict[str, Any]:
+    """The tensor's JSON; without the tensor, the request's own parameters."""
     tensor = _tensor(request, "sampling_parameters")
     if tensor is None:
-        written = _decoded(request.parameters, "JSON of the request's parameters")
-        _check_size(len(written.encode()), "JSON of the request's parameters", max_bytes)
-        given = json.loads(written or "{}")
-        return {
-            key: value
-            for key, value in given.items()
-            if key not in INTERNAL and not key.startswith(INTERNAL_PREFIX)
-        }
+        return {key: value for key, value in own.items() if not _is_internal(key)}
     text = _text(tensor, "sampling_parameters", max_bytes)
     try:
         values = json.loads(text) if text.strip() else {}
@@ -117,6 +142,10 @@ def _sampling_values(request: Any, max_bytes: int) -> dict[str, Any]:
             "The input 'sampling_parameters' must be a JSON object such as {\"max_tokens\": 64}."
         )
     return values
+
+
+def _is_internal(key: str) -> bool:
+    return key in INTERNAL or key.startswith(INTERNAL_PREFIX)
 
 
 def _tensor(request: Any, name: str) -> Any:

@@ -8,8 +8,10 @@ import time
 import httpx2
 import pytest
 
+from tandem.metrics import FINISHED
 from tandem.serving.ports import Ports, choose_ports
 from tests.docker.files import FOLDER, compose
+from tests.triton.scrape import settled, waited
 
 pytestmark = [
     pytest.mark.triton,
@@ -27,6 +29,7 @@ http {{
 """
 PATHS = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
 GENERATE = "/v2/models/tandem/generate"
+LONG = '{"max_tokens": 1900, "temperature": 0, "ignore_eos": true, "num_draft_tokens": 0}'
 ASK = {"text_input": "def main():", "sampling_parameters": '{"max_tokens": 8, "temperature": 0}'}
 
 
@@ -74,6 +77,31 @@ def test_tokens_come_one_by_one(front):
         pieces = list(answer.iter_raw())
     assert len(b"".join(pieces)) < 4096
     assert len(pieces) > 4
+
+
+@pytest.mark.parametrize("path", [GENERATE, GENERATE + "_stream"])
+def test_who_leaves_before_the_first_answer_has_left_for_the_model(front, triton_server, path):
+    urls = triton_server.endpoints
+    before = settled(urls)
+    for _ in range(3):
+        with pytest.raises(httpx2.ReadTimeout):
+            front.post(path, json=ASK | {"sampling_parameters": LONG}, timeout=0.2)
+    found = waited(urls, lambda found: ended(found, "abort") == ended(before, "abort") + 3)
+    assert ended(found, "abort") == ended(before, "abort") + 3
+    assert ended(found, "length") == ended(before, "length")
+
+
+def test_who_stays_is_not_cancelled(front, triton_server):
+    before = settled(triton_server.endpoints)
+    assert front.post(GENERATE, json=ASK).status_code == 200
+    with front.stream("POST", f"{GENERATE}_stream", json=ASK | {"stream": True}) as answer:
+        assert b"".join(answer.iter_raw()).startswith(b"data: ")
+    assert ended(settled(triton_server.endpoints), "abort") == ended(before, "abort")
+
+
+def ended(found, reason):
+    """Requests that have ended for it."""
+    return found.get((FINISHED, ("finished_reason", reason)), 0)
 
 
 DEEP = '{"text_input": %s, "more": 1}'

@@ -25,7 +25,7 @@ fake_pb_utils.install()
 
 from tandem.triton_model import TritonPythonModel, engine_config  # noqa: E402
 from tandem.triton_request import FLAGS as FLAGS  # noqa: E402
-from tandem.triton_request import name_of, parse  # noqa: E402
+from tandem.triton_request import name_of, parse, taken_back  # noqa: E402
 
 MAX_BYTES = 1 << 16
 LONGEST_SENTENCE = 600  # of an error; what it quotes is cut
@@ -119,6 +119,7 @@ def check_parse(request: Request) -> None:
     with within_the_process():
         try:
             name_of(request)
+            taken_back(request, MAX_BYTES)
             parse(request, MAX_BYTES)
         except InvalidRequestError as error:
             check_sentence(str(error))

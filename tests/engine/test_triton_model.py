@@ -139,6 +139,45 @@ def test_a_request_keeps_the_name_its_client_gave_it_as_far_as_a_line_can_hold(m
     assert model.service.names == ["", "order 7", "caf\u00e9", "a?b?[2J?c", "x" * 64]
 
 
+def named(cancel_id, **inputs):
+    return Request({"text_input": "a", **inputs}, json.dumps({"cancel_id": cancel_id}))
+
+
+def take_back(model, cancel_id):
+    request = Request({}, json.dumps({"cancel": cancel_id}))
+    model.execute([request])
+    return request.sender
+
+
+def test_a_request_is_taken_back_by_its_name_even_where_the_queue_is_full(model):
+    other = named("b", sampling_parameters='{"max_tokens": 3}')
+    first, unnamed = named("a"), Request({"text_input": "a"})
+    model.execute([first, other, unnamed])
+    model.service.full = "No room."
+    answer = take_back(model, "a")
+    assert (answer.finals, answer.sent[0].text()) == (1, "")
+    assert model.service.aborted == ["request-0"]
+    model.service.sinks["request-0"].on_output(RequestOutput("request-0", finish_reason="abort"))
+    assert first.sender.sent[0].error.code == TritonError.CANCELLED
+    # Who asks may be late, and a name that is none is nobody's.
+    for cancel_id in ("a", "c", ""):
+        assert take_back(model, cancel_id).sent[0].error is None
+    assert model.service.aborted == ["request-0"]
+
+
+def test_a_name_to_be_taken_back_by_is_the_requests_in_the_log_and_no_sampling_parameter(model):
+    model.execute([named("a\nb"), named("c")])
+    model.execute([Request({"text_input": "a"}, '{"cancel_id": "d"}', own_id="order 7")])
+    assert model.service.names == ["a?b", "c", "order 7"]
+    take_back(model, "a\nb")
+    assert model.service.aborted == ["request-0"]
+
+
+def test_the_word_alone_takes_nothing_back(model):
+    model.execute([named("a"), Request({"text_input": "a"}, '{"stop": ["cancel", "a"]}')])
+    assert len(model.service.asked) == 2 and not model.service.aborted
+
+
 @pytest.mark.parametrize("more", [0, 1])
 @pytest.mark.parametrize(
     ("name", "make"),
