@@ -10,6 +10,7 @@ WARM_UP_PROMPT = b"import os\n"
 
 # One request runs, one waits: what a client that leaves gives free is seen at once.
 SMALL = STEADY | {"max_num_seqs": "1", "max_queue_size": "1", "log_level": "debug"}
+SMALL |= {"drain_timeout": "1000"}  # whatever a busy machine makes of a request's time
 
 EAGLE3 = {
     "speculative_method": "eagle3",

@@ -24,6 +24,8 @@ from tests.triton.protocol import (
 )
 from tests.triton.repository import EAGLE3, MODEL_REPOSITORY
 
+pytestmark = pytest.mark.waiting
+
 
 @pytest.mark.parametrize("streamed", [True, False])
 def test_a_step_of_an_ensemble(small, greedy_text, streamed):
@@ -183,9 +185,8 @@ def unloaded_while_running(control, small, max_tokens):
     return end
 
 
-def test_an_unload_lets_running_requests_end(control, small, small_server, changed, greedy_text):
+def test_an_unload_lets_running_requests_end(control, small, small_server, greedy_text):
     """A load behind it begins anew."""
-    control.load_model("tandem", config=changed(drain_timeout="1000"))
     before = engines(small_server)
     assert unloaded_while_running(control, small, 200).finish_reason == "length"
     gone, alive = psutil.wait_procs(before, timeout=30)

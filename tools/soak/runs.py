@@ -28,6 +28,7 @@ from tools.soak.watch import (
     parts_of_engine,
     role,
     trend,
+    without_the_greatest_rise,
 )
 
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
@@ -236,7 +237,11 @@ def _run(
         account = settled(urls.metrics).since(begin)
     looks = max(map(len, watch.samples.values()))
     least = max(2, THROUGHOUT * looks) if kills else 2
-    trends = {name: trend(seen) for name, seen in watch.samples.items() if len(seen) >= least}
+    trends = {
+        name: trend(without_the_greatest_rise(seen))
+        for name, seen in watch.samples.items()
+        if len(seen) >= least
+    }
     after = one.footprint()
     memory = grown({name: seen for name, seen in trends.items() if not seen.is_flat()})
     found = troubles(ends, account, len(kills)) + memory + _more(before, after)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -119,6 +120,17 @@ class Trend(NamedTuple):
     def is_flat(self, noise_mib: float = NOISE_MIB, share: float = NOISE_SHARE) -> bool:
         """Whether it is no more than allocators explain: so much, and a share of all."""
         return self.growth_mib <= noise_mib + share * self.mean_mib
+
+
+def without_the_greatest_rise(samples: Sequence[Sample]) -> list[Sample]:
+    """As if memory had not risen where it rose most between two looks: buffers grow once to what the
+    largest step needs, and when that comes is for the load to say. What leaks rises again."""
+    rises = [after.mib - before.mib for before, after in pairwise(samples)]
+    greatest = max(rises, default=0.0)
+    if greatest <= 0:
+        return list(samples)
+    at = rises.index(greatest) + 1
+    return [*samples[:at], *(one._replace(mib=one.mib - greatest) for one in samples[at:])]
 
 
 def trend(samples: Sequence[Sample]) -> Trend:
