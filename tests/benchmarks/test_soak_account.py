@@ -94,7 +94,8 @@ def test_memory_that_grows_is_told_from_memory_that_is_taken_once():
 @pytest.mark.parametrize(("rises", "flat"), [((), True), ((80,), True), ((60, 80), False)])
 def test_memory_may_rise_once_however_late(rises, flat):
     """By as much as the greatest step needs; what leaks with rare steps rises again."""
-    seen = [Sample(at, 300.0 + 0.01 * at + 40 * sum(at > one for one in rises)) for at in range(100)]
+    risen = [40.0 * sum(at > one for one in rises) for at in range(100)]
+    seen = [Sample(at, 300 + 0.01 * at + more) for at, more in enumerate(risen)]
     assert trend(without_the_greatest_rise(seen)).is_flat() is flat
 
 

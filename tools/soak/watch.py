@@ -123,8 +123,8 @@ class Trend(NamedTuple):
 
 
 def without_the_greatest_rise(samples: Sequence[Sample]) -> list[Sample]:
-    """As if memory had not risen where it rose most between two looks: buffers grow once to what the
-    largest step needs, and when that comes is for the load to say. What leaks rises again."""
+    """As if memory had not risen where it rose most between two looks: buffers grow once to what
+    the largest step needs, and when that comes is for the load to say. What leaks rises again."""
     rises = [after.mib - before.mib for before, after in pairwise(samples)]
     greatest = max(rises, default=0.0)
     if greatest <= 0:
