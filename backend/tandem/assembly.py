@@ -29,6 +29,7 @@ from tandem.runners.commands import Role
 from tandem.runners.model_runner import ModelRunner
 from tandem.runners.parallel_runner import ParallelRunner, Runner
 from tandem.runners.placement import Placement, place
+from tandem.runners.rank import room_of
 from tandem.runners.world import World
 from tandem.scheduler import Scheduler
 from tandem.tokenizer import Tokenizer
@@ -117,7 +118,7 @@ def load(config: EngineConfig, chosen: Chosen, world: World | None) -> Loaded:
     head_dtype = torch.float32 if by_kernels(model, placement, dtype) else dtype
     guesser = load_guesser(config, model, runners, head_dtype, dtype, chosen.translation)
     caches = [*runners, *([guesser] if isinstance(guesser, FeatureGuesser) else [])]
-    num_blocks = size_pool(config, caches, placement, chosen.max_model_len)
+    num_blocks = size_pool(config, caches, chosen, world)
     for cache in caches:
         cache.allocate(num_blocks, config.block_size)
     return Loaded(runners[0], guesser, num_blocks)
@@ -240,11 +241,12 @@ def draft_reach(config: EngineConfig, chosen: Chosen) -> int:
 
 
 def size_pool(
-    config: EngineConfig, caches: Sequence[Cache], placement: Placement, max_model_len: int
+    config: EngineConfig, caches: Sequence[Cache], chosen: Chosen, world: World | None
 ) -> int:
     """Number of KV blocks. Raises `ConfigError` if not even one longest request fits."""
+    placement, max_model_len = chosen.placement, chosen.max_model_len
     block_bytes = bytes_a_block(config, caches, placement)
-    memory = config.kv_cache_memory or free_memory(config, placement)
+    memory = config.kv_cache_memory or free_memory(config, placement, world)
     num_blocks = int(memory) // block_bytes
     needed = -(-max_model_len // config.block_size)
     if num_blocks < needed:
@@ -268,11 +270,12 @@ def bytes_a_block(config: EngineConfig, caches: Sequence[Cache], placement: Plac
     return max(each) if apart else sum(each)
 
 
-def free_memory(config: EngineConfig, placement: Placement) -> int:
-    """Bytes that may become KV cache on a rank where the configuration names no number."""
-    device = placement.devices[0]
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # of what loading had for a moment
-        free, total = torch.cuda.mem_get_info(device)
-        return max(0, int(free - total * (1 - config.gpu_memory_utilization)))
-    return cpu_kv_memory(placement.world_size)
+def free_memory(config: EngineConfig, placement: Placement, world: World | None) -> int:
+    """Bytes that may become KV cache on each rank, where the configuration names no number: on
+    GPUs, as many as the fullest one leaves."""
+    rooms = [room_of(placement.devices[0]), *(world.rooms.values() if world else ())]
+    on_gpus = [room for room in rooms if room is not None]
+    if not on_gpus:
+        return cpu_kv_memory(placement.world_size)
+    kept = 1 - config.gpu_memory_utilization
+    return max(0, min(int(room.free - room.total * kept) for room in on_gpus))

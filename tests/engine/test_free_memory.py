@@ -1,12 +1,21 @@
-"""What a container leaves of the machine's memory."""
+"""What a container leaves of the machine's memory, and what GPUs have left."""
+
+from multiprocessing import Pipe
+from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 
+from tandem import EngineConfig, assembly
 from tandem.free_memory import free_memory
 from tandem.kv_cache import CPU_KV_SHARE, cpu_kv_memory
+from tandem.runners.commands import Done, Room
+from tandem.runners.placement import Placement
+from tandem.runners.world import RankProcess, World
 
 MIB = 1 << 20
+GPUS = torch.device("cuda:0"), torch.device("cuda:1")
 
 
 @pytest.fixture
@@ -57,3 +66,25 @@ def test_without_a_limit_the_machines_memory_counts(group, line):
 def test_the_kv_cache_takes_its_share_of_it(monkeypatch):
     monkeypatch.setattr("tandem.kv_cache.free_memory", lambda: 100 * MIB)
     assert cpu_kv_memory(2) == int(100 * MIB * CPU_KV_SHARE) // 2
+
+
+def test_the_fullest_gpu_decides_how_many_blocks_there_are(monkeypatch):
+    config = EngineConfig(model="m", gpu_memory_utilization=0.9)
+    monkeypatch.setattr(assembly, "room_of", lambda device: Room(80, 100))
+    placement, world = Placement((0, 1), (), GPUS, ()), SimpleNamespace(rooms={1: Room(30, 100)})
+    assert assembly.free_memory(config, placement, None) == 70
+    assert assembly.free_memory(config, placement, world) == 20
+    world.rooms[1] = Room(5, 100)
+    assert assembly.free_memory(config, placement, world) == 0
+
+
+def test_ranks_say_what_their_gpus_have_left(monkeypatch):
+    mine, theirs = Pipe()
+    monkeypatch.setattr(World, "__init__", lambda self: None)
+    world = World()
+    world.rooms, world._others = {}, {1: RankProcess.__new__(RankProcess)}
+    world._others[1].commands = mine
+    for room in (Room(30, 100), None):
+        theirs.send(Done(room))
+        world.wait_done([0, 1])
+        assert world.rooms == {1: room}

@@ -57,8 +57,18 @@ class Move(NamedTuple):
     target: Sequence[int]
 
 
+class Room(NamedTuple):
+    """Bytes of a GPU's memory."""
+
+    free: int
+    total: int
+
+
 class Done(NamedTuple):
     """A command was carried out."""
+
+    room: Room | None
+    """What is left of the rank's GPU, if it has one."""
 
 
 class Failed(NamedTuple):

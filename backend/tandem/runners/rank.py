@@ -13,7 +13,7 @@ from torch.distributed.distributed_c10d import _abort_process_group
 from tandem.models.config import ModelConfig
 from tandem.models.shard import Shard
 from tandem.runners.collectives import join
-from tandem.runners.commands import Role
+from tandem.runners.commands import Role, Room
 from tandem.runners.groups import Group, NcclGroup, SharedMemoryGroup
 from tandem.runners.model_runner import ModelRunner
 from tandem.runners.placement import Placement
@@ -77,6 +77,14 @@ class Rank:
         """Ends the membership, whether or not the others live: NCCL's own end waits for them."""
         if dist.is_initialized():
             _abort_process_group()
+
+
+def room_of(device: torch.device) -> Room | None:
+    """What a GPU has left, whoever else uses it; None: these are CPU cores."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.empty_cache()  # of what loading had for a moment
+    return Room(*torch.cuda.mem_get_info(device))
 
 
 def group_file(folder: Path, ranks: tuple[int, ...]) -> Path:

@@ -18,7 +18,7 @@ import torch
 from tandem.errors import TandemError
 from tandem.runners.commands import Allocate, Command, Done, Failed, Forward, Join, Load, Move, Role
 from tandem.runners.model_runner import ModelRunner
-from tandem.runners.rank import Rank, pin
+from tandem.runners.rank import Rank, pin, room_of
 
 PULSE_S = 0.5
 _PR_SET_PDEATHSIG = 1
@@ -82,7 +82,7 @@ class _Worker:
                 runner.allocate(command.num_blocks, command.block_size)
         except (TandemError, RuntimeError, MemoryError) as error:
             return Failed(str(error))
-        return Done()
+        return Done(room_of(self.rank.device))
 
     @torch.inference_mode()
     def _forward(self, command: Forward) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from tandem.errors import ConfigError, EngineDeadError
-from tandem.runners.commands import Command, Done, Failed, Join
+from tandem.runners.commands import Command, Done, Failed, Join, Room
 from tandem.runners.groups import group_file_bytes
 from tandem.runners.placement import Placement
 from tandem.runners.rank import Rank, group_file, pin
@@ -50,7 +50,7 @@ class RankProcess:
         self.pulse = pulse
         self.heard = time.monotonic()
 
-    def wait_done(self) -> None:
+    def wait_done(self) -> Done:
         """Waits for the answer to a command. Raises `ConfigError` with what went wrong."""
         try:
             answer: Done | Failed = self.commands.recv()
@@ -58,6 +58,7 @@ class RankProcess:
             answer = Failed(f"Rank {self.rank} ended at start with code {self.process.wait()}.")
         if isinstance(answer, Failed):
             raise ConfigError(answer.reason)
+        return answer
 
     def kill(self) -> None:
         """Ends the process if it has not ended."""
@@ -77,6 +78,8 @@ class World:
         """Raises `ConfigError` if a rank does not start."""
         self.placement = placement
         self.on_lost: Callable[[str], None] = lambda reason: None
+        self.rooms: dict[int, Room | None] = {}
+        """What the other ranks' GPUs have left, as they last said."""
         self._lost = threading.Event()
         self._reason = ""
         self._closing = False
@@ -117,7 +120,7 @@ class World:
         """Waits until ranks have carried out a command that is answered."""
         for rank in ranks:
             if rank:
-                self._others[rank].wait_done()
+                self.rooms[rank] = self._others[rank].wait_done().room
 
     def explain(self, error: Exception) -> Exception:
         """What to raise for a failed pass: the loss of a rank, if that is behind it."""
