@@ -2,64 +2,33 @@
 
 import gzip
 import re
-import shutil
-import subprocess
 import time
 
 import httpx2
 import pytest
 
 from tandem.metrics import FINISHED
-from tandem.serving.ports import Ports, choose_ports
-from tests.docker.files import FOLDER, compose
+from tests.docker.files import compose
 from tests.triton.scrape import settled, waited
+from tools.soak.front import has_nginx, nginx
 
 pytestmark = [
     pytest.mark.triton,
-    pytest.mark.skipif(
-        shutil.which("nginx") is None, reason="needs nginx, of Debian's package nginx-light"
-    ),
+    pytest.mark.skipif(not has_nginx(), reason="needs nginx, of Debian's package nginx-light"),
 ]
-MAIN = """
-daemon off; pid {folder}/pid; error_log {folder}/error.log;
-events {{}}
-http {{
-    access_log off; {paths}
-    include {folder}/front.conf;
-}}
-"""
-PATHS = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
 GENERATE = "/v2/models/tandem/generate"
 LONG = '{"max_tokens": 1900, "temperature": 0, "ignore_eos": true, "num_draft_tokens": 0}'
 ASK = {"text_input": "def main():", "sampling_parameters": '{"max_tokens": 8, "temperature": 0}'}
 
 
 @pytest.fixture(scope="module")
-def front(triton_server, tmp_path_factory):
-    """A client of nginx, as the file has it but for its port and Triton's."""
-    folder = tmp_path_factory.mktemp("front")
-    port = choose_ports("127.0.0.1", Ports(0, 0, 0)).http
-    text = (FOLDER / "front.conf").read_text().replace("listen 8080", f"listen 127.0.0.1:{port}")
-    (folder / "front.conf").write_text(text.replace("triton:8000", triton_server.endpoints.http))
-    paths = " ".join(f"{one}_temp_path {folder}/{one};" for one in PATHS)
-    (folder / "nginx.conf").write_text(MAIN.format(folder=folder, paths=paths))
-    command = ["nginx", "-p", folder, "-e", folder / "error.log", "-c", folder / "nginx.conf"]
+def front(triton_server):
+    """A client of nginx."""
     with (
-        subprocess.Popen(command) as nginx,
-        httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
+        nginx(triton_server.endpoints.http) as url,
+        httpx2.Client(base_url=f"http://{url}", timeout=60) as client,
     ):
-        while not is_ready(client):
-            assert nginx.poll() is None, (folder / "error.log").read_text()
-            time.sleep(0.05)
         yield client
-        nginx.terminate()
-
-
-def is_ready(client):
-    try:
-        return client.get("/v2/health/ready").status_code == 200
-    except httpx2.ConnectError:
-        return False
 
 
 def test_it_answers_as_triton_does(front, triton_server):

@@ -13,14 +13,14 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from tandem.serving import Endpoints
 from tandem_client.params import GenerationParams
 from tandem_client.wire import Fields, request_fields
 from tools.soak.account import read
+from tools.soak.front import has_nginx, nginx
 from tools.soak.leavers import GrpcLeaver, HttpLeaver, KilledLeaver, Leaver
 from tools.soak.runs import Tick, served
 
@@ -31,14 +31,28 @@ LOOK_S = 0.001
 LATEST_S = 0.2
 """In which a client leaves, a random moment after its request is where it is to be left. (The
 prompt takes longer than that on a few cores; where it does not, the request decodes already.)"""
+BEHIND_NGINX = "HTTP connection closed, nginx between"
 
 State = Literal["queued", "prefilling", "decoding"]
-Way = Callable[[Endpoints, str, Fields], Leaver]
+
+
+class Doors(NamedTuple):
+    """host:port by which clients come, and of /metrics."""
+
+    grpc: str
+    http: str
+    front: str | None
+    """nginx, where the machine has one."""
+    metrics: str
+
+
+Way = Callable[[Doors, str, Fields], Leaver]
 WAYS: dict[str, Way] = {
-    "gRPC stream cancelled": lambda urls, *rest: GrpcLeaver(urls.grpc, *rest),
-    "gRPC client killed": lambda urls, *rest: KilledLeaver("grpc", urls.grpc, *rest),
-    "HTTP connection closed": lambda urls, *rest: HttpLeaver(urls.http, *rest),
-    "HTTP client killed": lambda urls, *rest: KilledLeaver("http", urls.http, *rest),
+    "gRPC stream cancelled": lambda doors, *rest: GrpcLeaver(doors.grpc, *rest),
+    "gRPC client killed": lambda doors, *rest: KilledLeaver("grpc", doors.grpc, *rest),
+    "HTTP connection closed": lambda doors, *rest: HttpLeaver(doors.http, *rest),
+    "HTTP client killed": lambda doors, *rest: KilledLeaver("http", doors.http, *rest),
+    BEHIND_NGINX: lambda doors, *rest: HttpLeaver(str(doors.front), *rest),
 }
 
 
@@ -83,8 +97,8 @@ class Log:
 class Cancels:
     """Requests that are left, one after the other."""
 
-    def __init__(self, urls: Endpoints, model: str, log: Log) -> None:
-        self._urls = urls
+    def __init__(self, doors: Doors, model: str, log: Log) -> None:
+        self._doors = doors
         self._model = model
         self._log = log
         self._count = 0
@@ -117,7 +131,7 @@ class Cancels:
         the shares of caches in use, which are small here."""
         busy = 2 if state == "queued" else 1  # with the one that runs
         end = time.monotonic() + WAIT_S
-        while (read(self._urls.metrics).busy >= busy) != there:
+        while (read(self._doors.metrics).busy >= busy) != there:
             if time.monotonic() > end:
                 raise TimeoutError(f"/metrics does not show a {state} request, or for ever.")
             time.sleep(10 * LOOK_S)
@@ -131,7 +145,7 @@ class Cancels:
             max_tokens=2000 - prompt, temperature=0.0, ignore_eos=True, num_draft_tokens=0
         )
         fields = request_fields(tokens, params, True, None, name)
-        leaver = way(self._urls, self._model, fields)
+        leaver = way(self._doors, self._model, fields)
         self._log.wait(name, "has arrived")
         return name, leaver
 
@@ -146,15 +160,23 @@ class Cancels:
 
 
 def cells() -> list[tuple[str, State]]:
-    """What can be measured: over HTTP a client that waits is noticed only when its turn comes."""
+    """What can be measured: Triton's own HTTP notices a client that waits only when its turn
+    comes."""
     states: Sequence[State] = ("queued", "prefilling", "decoding")
-    return [(w, s) for s in states for w in WAYS if s != "queued" or w.startswith("gRPC")]
+    ways = [way for way in WAYS if way != BEHIND_NGINX or has_nginx()]
+    late = {"HTTP connection closed", "HTTP client killed"}
+    return [
+        (way, state) for state in states for way in ways if state != "queued" or way not in late
+    ]
 
 
 def cancels(model: str, times: int, tick: Tick) -> dict[tuple[str, State], list[Times]]:
     """So many clients for each way to leave and each state of a request."""
-    with served(model, ONE_RUNS, None) as one:
-        client = Cancels(one.server.endpoints, model, Log(one.server.log_path))
+    with served(model, ONE_RUNS, None) as one, ExitStack() as stack:
+        urls = one.server.endpoints
+        front = stack.enter_context(nginx(urls.http)) if has_nginx() else None
+        doors = Doors(urls.grpc, urls.http, front, urls.metrics)
+        client = Cancels(doors, model, Log(one.server.log_path))
         client.measure(WAYS["gRPC stream cancelled"], "decoding")  # the first is slower
         found: dict[tuple[str, State], list[Times]] = {cell: [] for cell in cells()}
         for cell in found:
