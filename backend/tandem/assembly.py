@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -117,9 +118,12 @@ def load(config: EngineConfig, chosen: Chosen, world: World | None) -> Loaded:
     runners = load_models(config, chosen, world)
     head_dtype = torch.float32 if by_kernels(model, placement, dtype) else dtype
     guesser = load_guesser(config, model, runners, head_dtype, dtype, chosen.translation)
-    caches = [*runners, *([guesser] if isinstance(guesser, FeatureGuesser) else [])]
-    num_blocks = size_pool(config, caches, chosen, world)
-    for cache in caches:
+    caches: list[tuple[Sequence[int], Cache]] = [(placement.target, runners[0])]
+    caches += [(placement.draft, draft) for draft in runners[1:]]
+    if isinstance(guesser, FeatureGuesser):
+        caches.append(((0,), guesser))
+    num_blocks = size_pool(config, chosen, bytes_a_block(caches, config.block_size), world)
+    for _, cache in caches:
         cache.allocate(num_blocks, config.block_size)
     return Loaded(runners[0], guesser, num_blocks)
 
@@ -241,41 +245,47 @@ def draft_reach(config: EngineConfig, chosen: Chosen) -> int:
 
 
 def size_pool(
-    config: EngineConfig, caches: Sequence[Cache], chosen: Chosen, world: World | None
+    config: EngineConfig, chosen: Chosen, block_bytes: Mapping[int, int], world: World | None
 ) -> int:
-    """Number of KV blocks. Raises `ConfigError` if not even one longest request fits."""
-    placement, max_model_len = chosen.placement, chosen.max_model_len
-    block_bytes = bytes_a_block(config, caches, placement)
-    memory = config.kv_cache_memory or free_memory(config, placement, world)
-    num_blocks = int(memory) // block_bytes
+    """Number of KV blocks: as many as fit the rank that has least room for them. block_bytes: of
+    each rank. Raises `ConfigError` if not even one longest request fits."""
+    max_model_len, named = chosen.max_model_len, config.kv_cache_memory
+    free = {} if named else free_memory(config, chosen.placement, world)
+    memory = {rank: int(named or free[rank]) for rank in block_bytes}
+    fullest = min(block_bytes, key=lambda rank: memory[rank] // block_bytes[rank])
+    num_blocks = memory[fullest] // block_bytes[fullest]
     needed = -(-max_model_len // config.block_size)
     if num_blocks < needed:
-        named = f"kv_cache_memory of {int(memory)} bytes"
+        given = f"kv_cache_memory of {memory[fullest]} bytes"
         left = (
-            f"The memory that is left for the KV cache ({int(memory)} bytes; another model, or an "
-            "earlier load of this one, may hold the rest: then set its kv_cache_memory)"
+            f"The memory that is left for the KV cache ({memory[fullest]} bytes; another model, or "
+            "an earlier load of this one, may hold the rest: then set its kv_cache_memory)"
         )
         raise ConfigError(
-            f"{named if config.kv_cache_memory else left} holds {num_blocks} blocks, but one "
-            f"request of {max_model_len} tokens takes {needed}: set kv_cache_memory to "
-            f"{needed * block_bytes} or more where there is room, or lower max_model_len."
+            f"{given if named else left} holds {num_blocks} blocks, but one request of "
+            f"{max_model_len} tokens takes {needed}: set kv_cache_memory to "
+            f"{needed * max(block_bytes.values())} or more where there is room, or lower "
+            "max_model_len."
         )
     return num_blocks
 
 
-def bytes_a_block(config: EngineConfig, caches: Sequence[Cache], placement: Placement) -> int:
-    """KV bytes of a block on the rank that holds most: of both models, where they share ranks."""
-    each = [cache.block_bytes(config.block_size) for cache in caches]
-    apart = placement.draft and not set(placement.target) & set(placement.draft)
-    return max(each) if apart else sum(each)
+def bytes_a_block(caches: Sequence[tuple[Sequence[int], Cache]], block_size: int) -> Counter[int]:
+    """KV bytes of a block on each rank, of all models that it has a part in. caches: with the
+    ranks that have them."""
+    held = Counter[int]()
+    for ranks, cache in caches:
+        held.update(dict.fromkeys(ranks, cache.block_bytes(block_size)))
+    return held
 
 
-def free_memory(config: EngineConfig, placement: Placement, world: World | None) -> int:
-    """Bytes that may become KV cache on each rank, where the configuration names no number: on
-    GPUs, as many as the fullest one leaves."""
-    rooms = [room_of(placement.devices[0]), *(world.rooms.values() if world else ())]
-    on_gpus = [room for room in rooms if room is not None]
-    if not on_gpus:
-        return cpu_kv_memory(placement.world_size)
-    kept = 1 - config.gpu_memory_utilization
-    return max(0, min(int(room.free - room.total * kept) for room in on_gpus))
+def free_memory(
+    config: EngineConfig, placement: Placement, world: World | None
+) -> Mapping[int, int]:
+    """Bytes that may become KV cache on each rank, where the configuration names no number."""
+    rooms = {0: room_of(placement.devices[0]), **(world.rooms if world else {})}
+    kept, on_cpus = 1 - config.gpu_memory_utilization, cpu_kv_memory(placement.world_size)
+    return {
+        rank: on_cpus if room is None else max(0, int(room.free - room.total * kept))
+        for rank, room in rooms.items()
+    }

@@ -35,7 +35,7 @@ from tandem.request import RequestOutput, TokenLogprobs
 from tandem.service import EngineService
 from tandem.standstill import SAID, Standstill
 from tandem.triton_metrics import Board, Reports, Void
-from tandem.triton_request import Ask, name_of, parse, taken_back
+from tandem.triton_request import Ask, name_of, parse, printable, taken_back
 
 logger = logging.getLogger("tandem")
 
@@ -99,7 +99,7 @@ class TritonPythonModel:
                     continue
                 self.service.check_room()  # before it is read, which takes longer
                 stream = ResponseStream(sender, parse(request, self.max_prompt_bytes), self.active)
-                stream.begin(self.service, name or stream.ask.cancel_id)
+                stream.begin(self.service, name or printable(stream.ask.cancel_id))
             except InvalidRequestError as error:
                 self.reports.put(counted(FAILED, 1, "invalid"))
                 self._refuse(sender, name, error)
@@ -113,7 +113,7 @@ class TritonPythonModel:
     def _take_back(self, cancel_id: str, sender: Any) -> None:
         """It may have ended meanwhile: then there is nothing to do."""
         for request_id, stream in self.active.copy().items():
-            if cancel_id and stream.ask.cancel_id == cancel_id:
+            if stream.ask.cancel_id == cancel_id != "":
                 self._abort(request_id)
         response = pb_utils.InferenceResponse([_strings("text_output", "")])
         sender.send(response, flags=FINAL)

@@ -63,17 +63,17 @@ def parse(request: Any, max_bytes: int) -> Ask:
     prepend = prompt if isinstance(prompt, str) and not stream and not exclude else ""
     own = _own_parameters(request, max_bytes)
     params = _params(request, own, wanted, max_bytes)
-    return Ask(prompt, params, stream, prepend, wanted, _printable(str(own.get(CANCEL_ID, ""))))
+    return Ask(prompt, params, stream, prepend, wanted, str(own.get(CANCEL_ID) or ""))
 
 
 def name_of(request: Any) -> str:
     """The id that a client gave its request, fit for a line of the log; empty: none. Raises
     `InvalidRequestError`."""
-    return _printable(_decoded(request.request_id, "request's id"))
+    return printable(_decoded(request.request_id, "request's id"))
 
 
 def taken_back(request: Any, max_bytes: int) -> str | None:
-    """The `cancel_id` of a request that is taken back, where this one says no more than that.
+    """The `cancel_id` of a request that is taken back, where this one is for that alone.
 
     Triton's HTTP does not notice that a client has left before it has something to write to it
     (issue 7077 of its server), but what stands before Triton does. Raises `InvalidRequestError`.
@@ -81,11 +81,20 @@ def taken_back(request: Any, max_bytes: int) -> str | None:
     # Nearly all have no such word in them, and need not be read twice.
     if f'"{CANCEL}"' not in _decoded(request.parameters, OWN):
         return None
-    name = _own_parameters(request, max_bytes).get(CANCEL)
-    return None if name is None else _printable(str(name))
+    own = _own_parameters(request, max_bytes)
+    if CANCEL not in own:
+        return None
+    more = {key for key in own if key != CANCEL and not _is_internal(key)}
+    more |= {key for key in ("text_input", "input_ids") if _tensor(request, key) is not None}
+    if more:
+        raise InvalidRequestError(
+            f"The parameter 'cancel' takes back another request: send it without {min(more)!r}."
+        )
+    return str(own[CANCEL])
 
 
-def _printable(name: str) -> str:
+def printable(name: str) -> str:
+    """A name, as far as a line of the log can hold it."""
     return "".join(c if c.isprintable() else "?" for c in name[:LONGEST_NAME])
 
 

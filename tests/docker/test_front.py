@@ -22,12 +22,15 @@ ASK = {"text_input": "def main():", "sampling_parameters": '{"max_tokens": 8, "t
 
 
 @pytest.fixture(scope="module")
-def front(triton_server):
-    """A client of nginx."""
-    with (
-        nginx(triton_server.endpoints.http) as url,
-        httpx2.Client(base_url=f"http://{url}", timeout=60) as client,
-    ):
+def running(triton_server):
+    with nginx(triton_server.endpoints.http) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def front(running):
+    """A client of it."""
+    with httpx2.Client(base_url=f"http://{running.url}", timeout=60) as client:
         yield client
 
 
@@ -68,6 +71,26 @@ def test_nothing_is_said_of_who_stays(front, triton_server):
         assert b"".join(answer.iter_raw()).startswith(b"data: ")
     time.sleep(0.5)  # for what would come behind
     assert answered(triton_server) == before + 2
+
+
+def test_its_log_says_what_clients_were_answered(front, running):
+    bad = ASK | {"sampling_parameters": "{"}
+    assert front.post(GENERATE, json=ASK).status_code == 200
+    assert front.post(GENERATE, json=bad).status_code == 400
+    assert front.get("/v2/logging").status_code == 403
+    asked = ASK | {"sampling_parameters": LONG}
+    with pytest.raises(httpx2.ReadTimeout):
+        front.post(GENERATE, json=asked, timeout=0.2)
+    with front.stream("POST", f"{GENERATE}_stream", json=asked | {"stream": True}) as answer:
+        next(answer.iter_raw())
+    deadline = time.monotonic() + 30
+    while (said := statuses(running.log)[-5:]) != [200, 400, 403, 499, 499]:
+        assert time.monotonic() < deadline, said
+        time.sleep(0.05)
+
+
+def statuses(log):
+    return [int(line.split('" ')[1].split()[0]) for line in log.read_text().splitlines()]
 
 
 def answered(server):

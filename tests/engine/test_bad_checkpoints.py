@@ -167,7 +167,7 @@ def test_a_pool_too_small_says_what_to_set(refusal, engine):
 
 def test_where_others_hold_the_memory_it_says_so(refusal, monkeypatch):
     """As on a GPU, most of which an earlier load of the same model was given."""
-    monkeypatch.setattr("tandem.assembly.free_memory", lambda *_: 0)
+    monkeypatch.setattr("tandem.assembly.free_memory", lambda *_: {0: 0})
     text = refusal(ConfigError, kv_cache_memory=None)
     assert "an earlier load of this one, may hold the rest" in text
     assert "holds 0 blocks" in text

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tandem import EngineConfig, assembly
+from tandem.errors import ConfigError
 from tandem.free_memory import free_memory
 from tandem.kv_cache import CPU_KV_SHARE, cpu_kv_memory
 from tandem.runners.commands import Done, Room
@@ -68,14 +69,35 @@ def test_the_kv_cache_takes_its_share_of_it(monkeypatch):
     assert cpu_kv_memory(2) == int(100 * MIB * CPU_KV_SHARE) // 2
 
 
-def test_the_fullest_gpu_decides_how_many_blocks_there_are(monkeypatch):
-    config = EngineConfig(model="m", gpu_memory_utilization=0.9)
-    monkeypatch.setattr(assembly, "room_of", lambda device: Room(80, 100))
-    placement, world = Placement((0, 1), (), GPUS, ()), SimpleNamespace(rooms={1: Room(30, 100)})
-    assert assembly.free_memory(config, placement, None) == 70
-    assert assembly.free_memory(config, placement, world) == 20
-    world.rooms[1] = Room(5, 100)
-    assert assembly.free_memory(config, placement, world) == 0
+@pytest.fixture
+def sized(monkeypatch):
+    """The number of KV blocks of two GPUs, of which 10 of 100 bytes are kept."""
+    config = EngineConfig(model="m", gpu_memory_utilization=0.9, block_size=1)
+    placement = Placement((0, 1), (), GPUS, ())
+
+    def size(own, other, block_bytes):
+        monkeypatch.setattr(assembly, "room_of", lambda device: Room(own, 100))
+        chosen = SimpleNamespace(placement=placement, max_model_len=1)
+        world = SimpleNamespace(rooms={1: Room(other, 100)})
+        return assembly.size_pool(config, chosen, block_bytes, world)
+
+    return size
+
+
+def test_the_gpu_that_has_least_room_for_its_part_decides(sized):
+    assert sized(80, 30, {0: 1, 1: 1}) == 20
+    assert sized(30, 80, {0: 1, 1: 1}) == 20
+    assert sized(80, 30, {0: 10, 1: 1}) == 7
+    assert sized(80, 30, {0: 1, 1: 10}) == 2
+    with pytest.raises(ConfigError, match=r"\(0 bytes; .*kv_cache_memory to 3 or more"):
+        sized(80, 5, {0: 3, 1: 1})
+
+
+def test_a_rank_has_the_blocks_of_all_models_that_it_has_a_part_in():
+    target, draft = (SimpleNamespace(block_bytes=lambda _, size=size: size) for size in (5, 3))
+    apart = assembly.bytes_a_block([((0, 1), target), ((2,), draft)], 16)
+    assert apart == {0: 5, 1: 5, 2: 3}
+    assert assembly.bytes_a_block([((0, 1), target), ((0,), draft)], 16) == {0: 8, 1: 5}
 
 
 def test_ranks_say_what_their_gpus_have_left(monkeypatch):

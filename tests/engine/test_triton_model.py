@@ -173,6 +173,24 @@ def test_a_name_to_be_taken_back_by_is_the_requests_in_the_log_and_no_sampling_p
     assert model.service.aborted == ["request-0"]
 
 
+@pytest.mark.parametrize(
+    ("inputs", "more", "named"),
+    [({"text_input": "a"}, {}, "text_input"), ({}, {"seed": 1}, "seed")],
+)
+def test_who_takes_back_asks_for_nothing_else(model, inputs, more, named):
+    request = Request(inputs, json.dumps({"cancel": "a", "id": "order 7", **more}))
+    model.execute([request])
+    (response,) = request.sender.sent
+    assert response.error.code == TritonError.INVALID_ARG
+    assert str(response.error).endswith(f"send it without '{named}'.")
+
+
+def test_a_name_may_be_null(model):
+    model.execute([named(None)])
+    take_back(model, None)
+    assert model.service.names == [""] and not model.service.aborted
+
+
 def test_the_word_alone_takes_nothing_back(model):
     model.execute([named("a"), Request({"text_input": "a"}, '{"stop": ["cancel", "a"]}')])
     assert len(model.service.asked) == 2 and not model.service.aborted

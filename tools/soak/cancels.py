@@ -174,7 +174,7 @@ def cancels(model: str, times: int, tick: Tick) -> dict[tuple[str, State], list[
     """So many clients for each way to leave and each state of a request."""
     with served(model, ONE_RUNS, None) as one, ExitStack() as stack:
         urls = one.server.endpoints
-        front = stack.enter_context(nginx(urls.http)) if has_nginx() else None
+        front = stack.enter_context(nginx(urls.http)).url if has_nginx() else None
         doors = Doors(urls.grpc, urls.http, front, urls.metrics)
         client = Cancels(doors, model, Log(one.server.log_path))
         client.measure(WAYS["gRPC stream cancelled"], "decoding")  # the first is slower

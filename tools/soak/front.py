@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from tandem.serving.ports import Ports, choose_ports
 from tandem.triton_http import HEALTH, OK, ask
@@ -18,12 +19,21 @@ MAIN = """
 daemon off; pid {folder}/pid; error_log {folder}/error.log;
 events {{}}
 http {{
-    access_log off; {paths}
+    {paths}
     include {folder}/front.conf;
 }}
 """
 PATHS = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
 LOOK_S = 0.05
+
+
+class Front(NamedTuple):
+    """An nginx that runs."""
+
+    url: str
+    """host:port"""
+    log: Path
+    """A line for each request."""
 
 
 def has_nginx() -> bool:
@@ -32,14 +42,15 @@ def has_nginx() -> bool:
 
 
 @contextmanager
-def nginx(triton: str) -> Iterator[str]:
-    """host:port of one that runs as docker/front.conf says, but for its port and Triton's."""
+def nginx(triton: str) -> Iterator[Front]:
+    """One that runs as docker/front.conf says, but for its port, Triton's and its log."""
     port = choose_ports("127.0.0.1", Ports(0, 0, 0)).http
     url = f"127.0.0.1:{port}"
     with tempfile.TemporaryDirectory(prefix="tandem-") as name:
         folder = Path(name)
         conf = CONF.read_text().replace("listen 8080", f"listen {url}")
-        (folder / "front.conf").write_text(conf.replace("triton:8000", triton))
+        conf = conf.replace("triton:8000", triton).replace("/dev/stdout", f"{folder}/access.log")
+        (folder / "front.conf").write_text(conf)
         paths = " ".join(f"{one}_temp_path {folder}/{one};" for one in PATHS)
         (folder / "nginx.conf").write_text(MAIN.format(folder=folder, paths=paths))
         log = folder / "error.log"
@@ -51,6 +62,6 @@ def nginx(triton: str) -> Iterator[str]:
                     if process.poll() is not None:
                         raise RuntimeError(f"nginx has ended: {log.read_text()}")
                     time.sleep(LOOK_S)
-                yield url
+                yield Front(url, folder / "access.log")
             finally:
                 process.terminate()

@@ -20,6 +20,7 @@ from tools.soak.health import Asked, health_asked, too_slow
 from tools.soak.shared_memory import SharedMemory
 from tools.soak.traffic import Ask, Ends, any_ask, closed_loop, open_loop
 from tools.soak.watch import (
+    ONCE_MIB,
     Footprint,
     Sample,
     Trend,
@@ -28,7 +29,6 @@ from tools.soak.watch import (
     parts_of_engine,
     role,
     trend,
-    without_the_greatest_rise,
 )
 
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
@@ -237,11 +237,8 @@ def _run(
         account = settled(urls.metrics).since(begin)
     looks = max(map(len, watch.samples.values()))
     least = max(2, THROUGHOUT * looks) if kills else 2
-    trends = {
-        name: trend(without_the_greatest_rise(seen))
-        for name, seen in watch.samples.items()
-        if len(seen) >= least
-    }
+    lasting = {name: seen for name, seen in watch.samples.items() if len(seen) >= least}
+    trends = {name: trend(seen, ONCE_MIB) for name, seen in lasting.items()}
     after = one.footprint()
     memory = grown({name: seen for name, seen in trends.items() if not seen.is_flat()})
     found = troubles(ends, account, len(kills)) + memory + _more(before, after)

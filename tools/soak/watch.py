@@ -22,6 +22,7 @@ MIB = 1 << 20
 PAUSE_S = 1.0
 NOISE_MIB = 6.0  # growth that allocators explain, by traffic, ...
 NOISE_SHARE = 0.02
+ONCE_MIB = 32.0  # that a step may take which is larger than any before, ...
 OF_LOADS_MIB = 2.0  # ... and in Triton by loads and unloads
 MODULES = {
     "tandem.engine_main": "engine",
@@ -122,20 +123,14 @@ class Trend(NamedTuple):
         return self.growth_mib <= noise_mib + share * self.mean_mib
 
 
-def without_the_greatest_rise(samples: Sequence[Sample]) -> list[Sample]:
-    """As if memory had not risen where it rose most between two looks: buffers grow once to what
-    the largest step needs, and when that comes is for the load to say. What leaks rises again."""
-    rises = [after.mib - before.mib for before, after in pairwise(samples)]
-    greatest = max(rises, default=0.0)
-    if greatest <= 0:
-        return list(samples)
-    at = rises.index(greatest) + 1
-    return [*samples[:at], *(one._replace(mib=one.mib - greatest) for one in samples[at:])]
-
-
-def trend(samples: Sequence[Sample]) -> Trend:
-    """Of two samples or more."""
+def trend(samples: Sequence[Sample], once_mib: float = 0.0) -> Trend:
+    """Of two samples or more. once_mib: so much may be taken at one moment, and is not counted:
+    buffers grow once to what the largest step needs, and when that comes is for the load to say."""
     half = samples[len(samples) // 2 :] if len(samples) > 3 else samples
     seconds, mib = [one.seconds for one in half], [one.mib for one in half]
+    rises = [after - before for before, after in pairwise(mib)]
+    at = rises.index(max(rises)) + 1
+    taken = min(once_mib, max(0.0, rises[at - 1]))
+    mib[at:] = [one - taken for one in mib[at:]]
     slope = statistics.linear_regression(seconds, mib).slope
     return Trend(statistics.fmean(mib), slope * (seconds[-1] - seconds[0]))

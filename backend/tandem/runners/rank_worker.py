@@ -80,9 +80,9 @@ class _Worker:
             else:
                 runner = self.runners[command.role]
                 runner.allocate(command.num_blocks, command.block_size)
+            return Done(room_of(self.rank.device))
         except (TandemError, RuntimeError, MemoryError) as error:
             return Failed(str(error))
-        return Done(room_of(self.rank.device))
 
     @torch.inference_mode()
     def _forward(self, command: Forward) -> None:
