@@ -32,7 +32,8 @@ VALUES = st.recursive(
     ),
     max_leaves=6,
 ) | st.integers(-5, 300).map(lambda one: [one] * 2000)
-NAMES = st.sampled_from([*SamplingParams.model_fields, "image", "self", "best_of", "id"])
+OWN = ("image", "self", "best_of", "id", "cancel_id", "cancel")
+NAMES = st.sampled_from([*SamplingParams.model_fields, *OWN])
 # From some depth on JSON cannot be read, a little above it what is read cannot be told.
 DEPTHS = st.integers(1, 20) | st.integers(500, 1000) | st.just(30_000)
 

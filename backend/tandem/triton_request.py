@@ -88,7 +88,8 @@ def taken_back(request: Any, max_bytes: int) -> str | None:
     more |= {key for key in ("text_input", "input_ids") if _tensor(request, key) is not None}
     if more:
         raise InvalidRequestError(
-            f"The parameter 'cancel' takes back another request: send it without {min(more)!r}."
+            "The parameter 'cancel' takes back another request: send it without "
+            f"'{printable(min(more))}'."
         )
     return str(own[CANCEL])
 
