@@ -67,13 +67,12 @@ fuzz: setup ## look for requests and parameters that break the model, for SECOND
 		--constraint requirements.lock --editable '.[fuzz]'
 	@$(BIN)/python -m tools.fuzz --seconds $(SECONDS) $(ARGS)
 
-test-vllm: SERVED = --serve tandem_vllm
 test-vllm: setup-vllm ## run the tests that need vLLM, and the contract's tests on tandem_vllm
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "vllm and waiting" $(SERVED) $(ARGS) || test $$? = $(NONE)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "vllm and waiting" $(ARGS) || test $$? = $(NONE)
 	@$(BIN)/python -m pytest -m "vllm and not waiting" $(ARGS) || test $$? = $(NONE)
-	@$(BIN)/python -m pytest tests/triton -m "not waiting" --ignore-glob "*_parallel.py" \
+	@$(BIN)/python -m pytest tests/triton --ignore-glob "*_parallel.py" \
 		--ignore-glob "*test_methods.py" --ignore-glob "*test_soak.py" \
-		--ignore-glob "*_steps.py" --ignore-glob "*test_native.py" $(SERVED) $(ARGS) || test $$? = $(NONE)
+		--ignore-glob "*_steps.py" --ignore-glob "*test_native.py" --serve tandem_vllm $(ARGS) || test $$? = $(NONE)
 
 soak: setup $(NEEDS) ## 30 minutes of mixed traffic, 5 with kills, 1 of overload, 50 loads, reloads and unloads
 	@for run in traffic faults overload reloads; do \

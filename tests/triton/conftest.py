@@ -18,15 +18,11 @@ PROMPT = "def main(argv):\n"
 _ACCIDENTS = ("Traceback", "error_already_set", "esponse sender", "Segmentation")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """All tests of this folder need the server, whose model may need vLLM."""
-    marks = [pytest.mark.triton]
-    if config.getoption("--serve") == "tandem_vllm":
-        marks.append(pytest.mark.vllm)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All tests of this folder need the server."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
-            for mark in marks:
-                item.add_marker(mark)
+            item.add_marker(pytest.mark.triton)
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tandem.metrics import HEARTBEAT
 
 PATIENCE_S = 240.0  # for a busy machine
+STILL_S = 1.5  # longer than the pause between two reports
 OWN_LABELS = ("model", "version", "load")
 
 
@@ -40,12 +41,13 @@ def waited(urls, holds):
 
 def settled(urls):
     """The samples when nobody is served and all was reported: none changes for a while."""
-    found = read(urls)
-    while True:
-        time.sleep(1.5)  # longer than the pause between two reports
+    found, since = read(urls), time.monotonic()
+    while time.monotonic() - since < STILL_S:
+        time.sleep(0.1)
         before, found = found, read(urls)
-        if without_heartbeat(found) == without_heartbeat(before):
-            return found
+        if without_heartbeat(found) != without_heartbeat(before):
+            since = time.monotonic()
+    return found
 
 
 def without_heartbeat(samples):
