@@ -25,7 +25,7 @@ from tools.soak.leavers import GrpcLeaver, HttpLeaver, KilledLeaver, Leaver
 from tools.soak.runs import Tick, served
 
 ONE_RUNS = {"max_num_seqs": "1", "log_level": "debug"}  # so that a second request waits
-PROMPT_TOKENS = 1900  # two steps of max_num_batched_tokens
+PROMPT_TOKENS = 1280  # two steps of max_num_batched_tokens; what is left is written for a while
 WAIT_S = 60.0
 LOOK_S = 0.001
 LATEST_S = 0.2
