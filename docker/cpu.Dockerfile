@@ -14,8 +14,7 @@ RUN apt-get update \
     && useradd --create-home --uid 1000 tandem \
     && install --directory --owner tandem /opt/tandem
 
-# All modules are compiled here: what a container compiles is gone with it.
-ENV PIP_NO_CACHE_DIR=1 PIP_COMPILE=1
+ENV PIP_NO_CACHE_DIR=1
 USER 1000
 WORKDIR /opt/tandem
 # Packages lie below the code, so that a change of it alone leaves their layers as they are: what is

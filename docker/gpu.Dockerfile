@@ -17,8 +17,7 @@ RUN apt-get update \
 # Its user triton-server may have no folder of its own, where Triton's and vLLM's compilers keep
 # what they made.
 ENV HOME=/opt/home
-# All modules are compiled here: what a container compiles is gone with it.
-ENV PIP_NO_CACHE_DIR=1 PIP_COMPILE=1
+ENV PIP_NO_CACHE_DIR=1
 USER 1000
 WORKDIR /opt/tandem
 # Packages lie below the code, so that a change of it alone leaves their layers as they are: what is

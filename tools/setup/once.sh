@@ -2,8 +2,6 @@
 # its folder is up to date. Behind it, the working directory is the repository's root.
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 script=tools/setup/${0##*/}
-# Python compiles what it imports; to have pip compile all that is there takes as long as the rest.
-export PIP_COMPILE=${PIP_COMPILE:-0}
 
 # begin FOLDER WHAT [STATE]: removes the folder, or ends the script where the same script has made it
 # in the same place of the same WHAT and STATE.

@@ -12,9 +12,6 @@ venv=.venv
 stamp=$venv/.setup-stamp
 unfinished=$venv/.setup-unfinished
 
-# Python compiles what it imports; to have pip compile all that is there takes as long as the rest.
-export PIP_COMPILE=${PIP_COMPILE:-0}
-
 say() { if [[ -t 2 ]]; then printf '\033[1m%s\033[0m\n' "$*"; else echo "$*"; fi >&2; }
 
 # pip, of whose many lines one is shown that changes (not on a terminal: each tenth); errors stay.
