@@ -7,9 +7,8 @@ import time
 import httpx2
 import pytest
 
-from tandem.metrics import FINISHED
 from tests.docker.files import compose
-from tests.triton.scrape import settled, waited
+from tests.triton.scrape import ended, settled, waited
 from tools.soak.front import has_nginx, nginx
 
 pytestmark = [
@@ -98,11 +97,6 @@ def answered(server):
     text = httpx2.get(f"http://{server.endpoints.metrics}/metrics").text
     (found,) = re.findall(r'nv_inference_request_success{model="tandem",version="1"} (\d+)', text)
     return int(found)
-
-
-def ended(found, reason):
-    """Requests that have ended for it."""
-    return found.get((FINISHED, ("finished_reason", reason)), 0)
 
 
 DEEP = '{"text_input": %s, "more": 1}'

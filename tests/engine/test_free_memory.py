@@ -11,7 +11,8 @@ from tandem import EngineConfig, assembly
 from tandem.errors import ConfigError
 from tandem.free_memory import free_memory
 from tandem.kv_cache import CPU_KV_SHARE, cpu_kv_memory
-from tandem.runners.commands import Done, Room
+from tandem.runners import rank_worker
+from tandem.runners.commands import Done, Load, Room
 from tandem.runners.placement import Placement
 from tandem.runners.world import RankProcess, World
 
@@ -110,3 +111,10 @@ def test_ranks_say_what_their_gpus_have_left(monkeypatch):
         theirs.send(Done(room))
         world.wait_done([0, 1])
         assert world.rooms == {1: room}
+
+
+def test_a_rank_says_it_behind_what_it_was_told(monkeypatch):
+    monkeypatch.setattr(rank_worker, "room_of", lambda device: Room(30, device))
+    worker = rank_worker._Worker(None)
+    worker.rank = SimpleNamespace(device=100, load=lambda *_: None)
+    assert worker._prepare(Load("target", None, None, torch.float32)) == Done(Room(30, 100))

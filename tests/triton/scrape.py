@@ -5,7 +5,7 @@ import urllib.request
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tandem.metrics import HEARTBEAT
+from tandem.metrics import FINISHED, HEARTBEAT
 
 PATIENCE_S = 240.0  # for a busy machine
 STILL_S = 1.5  # longer than the pause between two reports
@@ -48,6 +48,11 @@ def settled(urls):
         if without_heartbeat(found) != without_heartbeat(before):
             since = time.monotonic()
     return found
+
+
+def ended(samples, reason):
+    """Requests that have ended for it."""
+    return samples.get((FINISHED, ("finished_reason", reason)), 0)
 
 
 def without_heartbeat(samples):

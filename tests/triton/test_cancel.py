@@ -10,11 +10,11 @@ import sys
 import httpx2
 import pytest
 
-from tandem.metrics import FINISHED, RUNNING, WAITING
+from tandem.metrics import RUNNING, WAITING
 from tandem_client import AsyncGrpcClient, AsyncHttpClient, GrpcClient, HttpClient, Unavailable
 from tests.triton.conftest import PROMPT
 from tests.triton.protocol import WAIT, post, responses, sampling, stream, text_of
-from tests.triton.scrape import settled, waited
+from tests.triton.scrape import ended, settled, waited
 
 LONG = {"max_tokens": 1900, "temperature": 0.0, "ignore_eos": True}
 SHORT = {"max_tokens": 2, "temperature": 0.0, "ignore_eos": True}
@@ -38,11 +38,6 @@ def soon(small):
 
 def idle(found):
     return found[RUNNING,] == found[WAITING,] == 0
-
-
-def ended(found, reason):
-    """Requests that have ended for it."""
-    return found.get((FINISHED, ("finished_reason", reason)), 0)
 
 
 def test_an_official_client_that_cancels_its_stream(small, soon):
