@@ -184,5 +184,7 @@ class BlockManager:
         assert not set(self._free) & set(self._idle), "a block is both free and cached"
         assert set(self._idle) <= set(self._content), "an idle block has no known content"
         assert len(self._index) == len(self._content), "index and contents disagree"
+        texts = {len(tokens) for _, tokens in self._content.values()}
+        assert texts <= {self.block_size + self.reads_ahead}, "not all of a cached block is text"
         if idle:
             assert usage.used == 0, f"blocks are in use while no request runs: {usage}"

@@ -353,6 +353,16 @@ def test_a_context_drops_what_is_running(engine):
     assert one.stats().blocks_used == 0
 
 
+def test_what_a_stop_cuts_off_is_in_no_cached_block(engine, target):
+    """The draft is the target, so that all of a draft is accepted, and cut off in its midst."""
+    one = engine(draft_model=target, num_speculative_tokens=8, block_size=4)
+    greedy = {"temperature": 0, "max_tokens": 24}
+    [written] = one.generate([[1, 2, 3]], SamplingParams(**greedy))
+    for token in dict.fromkeys(written.token_ids):
+        one.generate([[1, 2, 3]], SamplingParams(stop_token_ids=[token], **greedy))
+        one.check_integrity()
+
+
 def test_integrity_after_preemption_aborts_and_stops(engine, good_draft):
     one = engine(draft_model=good_draft, kv_cache_memory="300KiB", max_model_len=128)
     params = [SamplingParams(max_tokens=100, seed=index) for index in range(12)]

@@ -147,6 +147,21 @@ def test_a_prefix_knows_how_far_the_draft_has_computed_it(drafted, expected):
     assert (request.computed, request.draft_computed) == (4, expected)
 
 
+def test_what_the_draft_has_read_since_is_kept_with_the_last_block():
+    blocks = BlockManager(8, SIZE, True)
+    request = run(blocks, [1, 2, 3, 4, 5], drafted=0)
+    request.draft_computed = 4
+    blocks.release(request)
+    assert adopted(blocks, [1, 2, 3, 4, 5]).draft_computed == 4
+
+
+def test_a_block_whose_next_token_was_cut_off_is_no_prefix():
+    """A stop may cut off tokens that a head has read already."""
+    blocks = BlockManager(8, SIZE, True, reads_ahead=True)
+    run(blocks, [1, 2, 3, 4], drafted=4)
+    blocks.check_integrity(idle=False)
+
+
 def test_an_evicted_block_forgets_that_it_held_the_drafts_kv():
     blocks = BlockManager(2, SIZE, True)
     blocks.release(run(blocks, [1, 1, 1, 1], drafted=4))
