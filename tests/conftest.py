@@ -9,7 +9,7 @@ import pytest
 from tandem.serving import ServerOptions, TritonServer
 from tandem.serving.overrides import overridden
 
-WAITING = {"serving", "docker", "vllm"}
+WAITING = {"front", "serving", "docker", "vllm"}
 """Folders whose tests start and end servers or vLLM, and ask them little."""
 STEADY = {"dtype": "float32", "adaptive_speculation": "false"}
 MODEL_REPOSITORY = Path(__file__).parents[1] / "model_repository"

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from tandem.errors import ConfigError, TandemError
+from tandem.errors import TandemError
+from tandem.front import MOST_BYTES, MOST_CALLS
 
 app = typer.Typer(
     name="tandem",
@@ -35,8 +36,14 @@ Settings = Annotated[
 Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for other machines too.")]
 
 
-def _port(what: str) -> Any:
-    return typer.Option(min=0, max=65535, help=f"{what}; 0 takes a free port.")
+MostCalls = Annotated[int, typer.Option(min=1, help="Requests at a time; more are refused.")]
+MostBytes = Annotated[int, typer.Option(min=1, help="Of a request; larger ones are refused.")]
+Behind = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Not served when not given.")]
+
+
+def _port(what: str, least: int = 0) -> Any:
+    free = "" if least else "; 0 takes a free port"
+    return typer.Option(min=least, max=65535, help=f"{what}{free}.")
 
 
 @app.command()
@@ -47,6 +54,14 @@ def serve(
     http_port: Annotated[int, _port("HTTP")] = 8000,
     grpc_port: Annotated[int, _port("gRPC")] = 8001,
     metrics_port: Annotated[int, _port("Metrics")] = 8002,
+    front: Annotated[
+        bool, typer.Option(help="Whether clients come to a front that lets nothing harmful in.")
+    ] = True,
+    control_port: Annotated[
+        int, _port("Triton's own HTTP behind the front, for this machine alone")
+    ] = 0,
+    most_calls: MostCalls = MOST_CALLS,
+    most_bytes: MostBytes = MOST_BYTES,
     set_: Settings = None,
     triton: Triton = None,
     log: Log = None,
@@ -60,46 +75,57 @@ def serve(
 ) -> None:
     """Serve models in the foreground until Ctrl-C."""
     from tandem.serving.foreground import serve as serve_in_foreground
+    from tandem.serving.front_process import Door
     from tandem.serving.overrides import overridden
+    from tandem.serving.ports import Ports
     from tandem.serving.server import ServerOptions
 
     with overridden(model_repository, model, settings(set_)) as repository:
+        ports = Ports(http_port, grpc_port, metrics_port)
+        door = Door(host, ports, most_calls, most_bytes) if front else None
         options = ServerOptions(
             model_repository=repository,
             models=tuple(model),
-            host=host,
-            http_port=http_port,
-            grpc_port=grpc_port,
-            metrics_port=metrics_port,
+            host="127.0.0.1" if front else host,
+            ports=Ports(control_port, 0, 0) if front else ports,
             triton=triton,
             log_path=log,
             arguments=tuple(arguments or ()),
         )
-        serve_in_foreground(options, Console(), verbose)
+        serve_in_foreground(options, door, Console(), verbose)
 
 
 @app.command()
 def front(
-    triton: Annotated[str, typer.Option(metavar="HOST:PORT", help="Triton's gRPC.")],
-    listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where clients find it.")
-    ] = "127.0.0.1:8081",
-    most_calls: Annotated[
-        int, typer.Option(min=1, help="Calls at a time; more are refused.")
-    ] = 1024,
+    triton_http: Behind = None,
+    triton_grpc: Behind = None,
+    triton_metrics: Behind = None,
+    host: Host = "127.0.0.1",
+    http_port: Annotated[int, _port("HTTP", 1)] = 8080,
+    grpc_port: Annotated[int, _port("gRPC", 1)] = 8081,
+    metrics_port: Annotated[int, _port("Metrics", 1)] = 8082,
+    most_calls: MostCalls = MOST_CALLS,
+    most_bytes: MostBytes = MOST_BYTES,
 ) -> None:
-    """Let gRPC clients that are not trusted in, to models and their answers alone."""
+    """Stand before a Triton that something else has started, and let clients in to models and their
+    answers alone. (`tandem serve` has a front by itself.)"""
     import asyncio
 
-    from tandem.serving.grpc_front import serve as serve_front
+    from tandem.front.run import FrontOptions
+    from tandem.front.run import serve as serve_front
 
-    Console().print(f"gRPC for clients that are not trusted: {listen}", highlight=False)
-    try:
-        asyncio.run(serve_front(triton, listen, most_calls))
-    except RuntimeError as error:
-        raise ConfigError(
-            f"The front cannot listen on {listen} ({error}): choose another."
-        ) from None
+    options = FrontOptions(
+        triton_http=triton_http,
+        triton_grpc=triton_grpc,
+        triton_metrics=triton_metrics,
+        host=host,
+        http_port=http_port,
+        grpc_port=grpc_port,
+        metrics_port=metrics_port,
+        most_calls=most_calls,
+        most_bytes=most_bytes,
+    )
+    asyncio.run(serve_front(options))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -13,6 +13,7 @@ import os
 import queue
 import threading
 import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ CANCEL_POLLS_S = 0.02, 0.25
 CANCEL_SHARE = 0.005  # of the time, to look in: Triton answers for one request in some 0.1 ms
 NAMELESS = "A request without an id"
 DRAIN_POLL_S = 0.5
+IDLE_POLLS = 10
 GIVEN_UP_S = 1.0
 """Triton asks a model's process for a sign of life while it loads, and waits so long for one."""
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -145,9 +147,13 @@ class TritonPythonModel:
             pause = min(most, max(least, took / CANCEL_SHARE))
 
     def _watch_unload(self) -> None:
-        """What still runs when a model that is being unloaded has waited long enough is ended."""
-        while not self.stopping.wait(DRAIN_POLL_S):
-            if self.active and self._drained():
+        """What still runs when a model that is being unloaded has waited long enough is ended. So
+        is, less promptly, an engine that nothing runs in: Triton 2.51 keeps some requests that have
+        ended, and then never finalizes the model."""
+        for number in count():
+            if self.stopping.wait(DRAIN_POLL_S):
+                return
+            if (self.active or number % IDLE_POLLS == 0) and self._drained():
                 self.service.stop(self.drain.reason)
                 return
 

@@ -10,6 +10,7 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from tandem.errors import InvalidRequestError
+from tandem.front import CANCEL, CANCEL_ID
 from tandem.request import Prompt, SamplingParams
 
 FLAGS = (
@@ -22,8 +23,6 @@ FLAGS = (
     "return_output_ids",
     "return_request_id",
 )
-CANCEL_ID, CANCEL = "cancel_id", "cancel"
-"""Parameters: a name for the request, and that of another one, which is taken back."""
 # Parameters that Triton's own front ends add: `id` is the request's, which `generate` repeats.
 INTERNAL_PREFIX = "triton_"
 INTERNAL = ("id", CANCEL_ID)

@@ -20,7 +20,7 @@ from tandem.serving import find_installation
 from tests.docker.files import IMAGES, ROOT
 
 IN_IMAGE = "/opt/tritonserver/bin/tritonserver"
-FREE_PORTS = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+FREE_PORTS = [f"--{one}-port=0" for one in ("http", "grpc", "metrics", "control")]
 
 
 def instructions(image):

@@ -1,5 +1,6 @@
 """Images and manifests, as far as they can be checked without an engine that builds them."""
 
+import json
 import re
 import subprocess
 import sys
@@ -23,6 +24,9 @@ from tests.docker.files import (
     manifests,
     pod,
 )
+
+CONTROL = 8003
+"""The port that no client reaches."""
 
 
 @pytest.mark.parametrize("image", IMAGES, ids=lambda path: path.name)
@@ -110,7 +114,7 @@ def test_compose_keeps_what_it_has_measured():
 
 def test_compose_has_gpus_where_its_second_file_is_named():
     more, services = compose("compose.gpu.yml"), compose()
-    assert list(more) == ["triton", "grpc-front"]  # what is built here, all of it
+    assert list(more) == ["triton"]  # what is built here, all of it
     assert list(more) == [name for name, service in services.items() if "build" in service]
     for service in more.values():
         assert (FOLDER / ".." / service["build"]["dockerfile"]).is_file()
@@ -133,7 +137,7 @@ def test_somebody_ends_what_a_killed_engine_leaves():
     assert manifests()["Deployment"]["spec"]["template"]["spec"]["shareProcessNamespace"]
 
 
-CASES = [(), ("models",), ("gpu",), ("front",), ("models", "gpu", "front")]
+CASES = [(), ("models",), ("gpu",), ("models", "gpu")]
 VARIANTS = pytest.mark.parametrize("wanted", CASES, ids=str)
 
 
@@ -171,37 +175,16 @@ def test_models_are_the_images_own_or_of_a_claim():
     assert volume["persistentVolumeClaim"]["claimName"] == "tandem-models"
 
 
-def test_fronts_are_those_of_compose():
-    """nginx finds Triton under the name that its configuration has for it, in the same pod."""
-    made, services = containers("front"), compose()
-    assert {made["front"]["image"]} == {services["front"]["image"]}
-    assert made["grpc-front"]["command"] == services["grpc-front"]["entrypoint"]
-    (alias,) = pod("front")["hostAliases"]
-    assert alias == {"ip": "127.0.0.1", "hostnames": ["triton"]}
-    conf = (FOLDER / "front.conf").read_text()
-    assert set(re.findall(r"proxy_pass http://([\w-]+):8000;", conf)) == {"triton"}
-    (ports,) = made["front"]["ports"]
-    assert f"listen {ports['containerPort']};" in conf
-    (mount,), (volume,) = (
-        made["front"]["volumeMounts"],
-        [one for one in pod("front")["volumes"] if one["name"] == "front"],
-    )
-    assert mount["mountPath"] == "/etc/nginx/conf.d"
-    said = f"kubectl create configmap {volume['configMap']['name']} --from-file=default.conf"
-    assert f"#   {said}=docker/front.conf\n" in (FOLDER / "kubernetes.yml").read_text()
-
-
 def test_a_namespace_may_be_restricted():
     """What Kubernetes' standard of that name asks of a pod."""
     whole = pod()["securityContext"]
-    for one in containers("front").values():
+    for one in containers().values():
         own = one["securityContext"]
-        assert own.pop("runAsUser", 1)
         assert own == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     assert whole["runAsNonRoot"] and whole["runAsUser"]
     assert whole["seccompProfile"] == {"type": "RuntimeDefault"}
-    for volume in pod("models", "front")["volumes"]:
-        assert {"emptyDir", "persistentVolumeClaim", "configMap"} & set(volume)
+    for volume in pod("models")["volumes"]:
+        assert {"emptyDir", "persistentVolumeClaim"} & set(volume)
 
 
 def test_cores_are_whole_and_the_pods_own():
@@ -236,14 +219,14 @@ def test_a_lock_binds_what_is_installed_and_not_what_builds_it(image):
 
 
 def test_what_images_start_is_a_command_that_there_is():
+    shown = CliRunner().invoke(app, ["serve", "--help"], terminal_width=200).output
     for image in IMAGES:
         entry = re.findall(r"^ENTRYPOINT (.*)$", image.read_text(), re.MULTILINE)
-        assert entry == ['[".venv/bin/tandem", "serve", "--host", "0.0.0.0"]']
+        program, command, *options = json.loads(*entry)
+        assert (program, command) == (".venv/bin/tandem", "serve")
+        assert options == ["--host", "0.0.0.0", "--control-port", str(CONTROL)]
+        assert all(option in shown for option in options[::2])
+    assert f"port-forward deployment/tandem {CONTROL}\n" in (FOLDER / "kubernetes.yml").read_text()
     for arguments in (container("models")["args"], compose()["triton"]["command"]):
         names = [name.split("=")[0] for name in arguments if name.startswith("--")]
         assert names == ["--model", "--model-repository"]
-    program, command, *options = compose()["grpc-front"]["entrypoint"]
-    assert program == ".venv/bin/tandem"
-    shown = CliRunner().invoke(app, [command, "--help"]).output
-    assert options[::2] == ["--triton", "--listen"]
-    assert all(option in shown for option in options[::2])

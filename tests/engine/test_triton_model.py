@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -93,6 +94,17 @@ def test_a_model_that_is_ready_is_said_to_be_up(monkeypatch, tmp_path):
     one.initialize(arguments(tmp_path))
     assert MetricFamily.made[UP].metrics[0].value == 1
     one.finalize()
+
+
+def test_an_engine_ends_whose_model_triton_keeps(model, monkeypatch):
+    """Nothing runs in it, and yet Triton does not finalize it."""
+    monkeypatch.setattr(triton_model, "DRAIN_POLL_S", 0.001)
+    model.stopping, ends, looks = threading.Event(), [], []
+    model.service.stop = ends.append
+    over = lambda: looks.append(1) or len(looks) > 2  # noqa: E731
+    model.drain = SimpleNamespace(over=over, reason="It is over.")
+    model._watch_unload()
+    assert ends == ["It is over."]
 
 
 def arguments(folder):

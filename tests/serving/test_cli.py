@@ -14,11 +14,13 @@ import httpx2
 import psutil
 import pytest
 
+from tandem.serving.overrides import entry
 from tandem.serving.processes import IDENTITY
+from tandem.triton_http import HEALTH, OK, ask
 from tests.serving.models import BROKEN, ECHO, FORGETS, SLOW, write_model
 
 TANDEM = [sys.executable, "-m", "tandem.cli"]
-FREE_PORTS = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+FREE_PORTS = [f"--{one}-port=0" for one in ("http", "grpc", "metrics", "control")]
 
 
 @contextmanager
@@ -52,12 +54,22 @@ def read_until(process: subprocess.Popen[str], text: str) -> str:
     raise AssertionError(f"ended before {text!r}: {read}")
 
 
+def https(shown: str) -> list[str]:
+    """Where clients come, and Triton's own behind it, as host:port."""
+    return re.findall(r"HTTP (\S+),", shown)
+
+
 def tritons_of(repository: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["cmdline"]):
         if str(repository) in " ".join(process.info["cmdline"] or []):
             found.append(process)
     return found
+
+
+def front_of(process: subprocess.Popen[str]) -> psutil.Process:
+    children = psutil.Process(process.pid).children()
+    return next(child for child in children if "front" in child.cmdline())
 
 
 def tritonserver(process: subprocess.Popen[str]) -> psutil.Process:
@@ -91,15 +103,58 @@ def test_serve_prints_a_curl_line_that_works_and_stops_on_a_signal(
 @pytest.mark.triton
 def test_what_follows_two_dashes_is_for_triton(repository: Path) -> None:
     with serving(repository, "--", "--http-restricted-api=model-repository:admin=s3") as process:
-        shown = read_until(process, "Ctrl-C stops the server.")
-        found = re.search(r"HTTP (\S+),", shown)
-        assert found
-        url = f"http://{found[1]}/v2/repository/index"
+        clients, own = https(read_until(process, "Ctrl-C stops the server."))
+        url = f"http://{own}/v2/repository/index"
         assert httpx2.post(url).status_code == 403
         assert httpx2.post(url, headers={"admin": "s3"}).status_code == 200
-        assert httpx2.get(f"http://{found[1]}/v2/models/echo/ready").status_code == 200
+        assert httpx2.get(f"http://{clients}/v2/models/echo/ready").status_code == 200
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 0
+
+
+@pytest.mark.triton
+def test_clients_reach_models_alone_unless_told_otherwise(repository: Path) -> None:
+    body = '{"text_input": %s}' % ("[" * 600_000 + "]" * 600_000)  # by which Triton would end
+    with serving(repository) as process:
+        clients, own = https(read_until(process, "Ctrl-C stops the server."))
+        refused = httpx2.post(f"http://{clients}/v2/models/echo/generate", content=body)
+        assert (refused.status_code, "too deep" in refused.json()["error"]) == (400, True)
+        assert httpx2.post(f"http://{clients}/v2/repository/index").status_code == 403
+        assert httpx2.post(f"http://{own}/v2/repository/index").status_code == 200
+    with serving(repository, "--no-front") as process:
+        [clients] = https(read_until(process, "Ctrl-C stops the server."))
+        assert httpx2.post(f"http://{clients}/v2/repository/index").status_code == 200
+
+
+@pytest.mark.triton
+def test_a_front_that_ends_is_started_again(repository: Path) -> None:
+    with serving(repository) as process:
+        clients, _ = https(read_until(process, "Ctrl-C stops the server."))
+        front_of(process).kill()
+        read_until(process, "The front has ended: it is started again.")
+        deadline = time.monotonic() + 30
+        while ask(clients, HEALTH).status != OK:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        front = front_of(process)
+        process.kill()  # not even then does it stay
+        front.wait(timeout=20)
+
+
+@pytest.mark.triton
+def test_a_model_that_triton_keeps_does_not_keep_it_from_ending(tmp_path: Path) -> None:
+    write_model(tmp_path / "models", "echo", FORGETS)
+    config = tmp_path / "models" / "echo" / "config.pbtxt"
+    config.write_text(config.read_text() + entry("drain_timeout", "0"))
+    with serving(tmp_path / "models") as process:
+        clients, _ = https(read_until(process, "Ctrl-C stops the server."))
+        url = f"http://{clients}/v2/models/echo/generate"
+        with pytest.raises(httpx2.ReadTimeout):
+            httpx2.post(url, json={"text_input": "never"}, timeout=1)
+        process.send_signal(signal.SIGTERM)
+        read_until(process, "Triton does not unload a model: it is ended.")
+        assert process.wait(timeout=40) == 0
+    assert not tritons_of(tmp_path / "models")
 
 
 @pytest.mark.triton
@@ -123,9 +178,8 @@ def test_what_runs_may_end_first_or_not(tmp_path: Path, signals: int) -> None:
     log = tmp_path / "log"
     seconds = "8" if signals == 1 else "600"
     with serving(tmp_path / "models", "--log", str(log)) as process, ThreadPoolExecutor() as pool:
-        found = re.search(r"HTTP (\S+),", read_until(process, "Ctrl-C stops the server."))
-        assert found
-        url = f"http://{found[1]}/v2/models/echo/generate"
+        clients, _ = https(read_until(process, "Ctrl-C stops the server."))
+        url = f"http://{clients}/v2/models/echo/generate"
         answer = pool.submit(httpx2.post, url, json={"text_input": seconds}, timeout=50)
         time.sleep(1)
         process.send_signal(signal.SIGTERM)
@@ -156,9 +210,8 @@ def test_a_model_whose_process_ends_is_loaded_again(tmp_path: Path) -> None:
     """Twice, the first time with a request under way, which Triton never ends."""
     write_model(tmp_path / "models", "echo", FORGETS)
     with serving(tmp_path / "models") as process, ThreadPoolExecutor() as pool:
-        shown = read_until(process, "Ctrl-C stops the server.")
-        [http] = re.findall(r"HTTP (\S+),", shown)
-        url = f"http://{http}/v2/models/echo/generate"
+        clients, _ = https(read_until(process, "Ctrl-C stops the server."))
+        url = f"http://{clients}/v2/models/echo/generate"
         waiting = pool.submit(httpx2.post, url, json={"text_input": "never"}, timeout=50)
         time.sleep(1)
         first = stub(tritonserver(process))
@@ -179,8 +232,8 @@ def test_a_model_whose_process_ends_is_loaded_again(tmp_path: Path) -> None:
 @pytest.mark.triton
 def test_a_model_that_a_client_unloads_or_reloads_is_not_taken_for_lost(repository: Path) -> None:
     with serving(repository) as process:
-        [http] = re.findall(r"HTTP (\S+),", read_until(process, "Ctrl-C stops the server."))
-        control = f"http://{http}/v2/repository/models/echo"
+        _, own = https(read_until(process, "Ctrl-C stops the server."))
+        control = f"http://{own}/v2/repository/models/echo"
         (repository / "echo" / "config.pbtxt").touch()
         before = stub(tritonserver(process))
         assert httpx2.post(f"{control}/load", timeout=30).status_code == 200

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
@@ -65,13 +64,6 @@ def test_stop_ends_processes_that_ignore_it(tmp_path: Path) -> None:
     assert not [process for process in children if lives(process)]
 
 
-def test_deep_json_does_not_end_it(repository: Path) -> None:
-    with TritonServer(ServerOptions(repository, ("echo",))) as server:
-        with pytest.raises(HTTPError, match="400"):  # by stacks of 8 MiB it would end it
-            echo_of(server, '{"text_input": %s}' % ("[" * 262_000 + "]" * 262_000))
-        assert echo(server, "still here") == "still here"
-
-
 def test_a_killed_server_gives_its_reason_and_is_cleaned_up(
     repository: Path, tmp_path: Path
 ) -> None:
@@ -126,7 +118,7 @@ def test_a_config_that_triton_refuses_gives_the_reason(tmp_path: Path) -> None:
 def test_a_port_in_use_is_one_sentence(repository: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
-        server = TritonServer(ServerOptions(repository, ("echo",), grpc_port=port))
+        server = TritonServer(ServerOptions(repository, ("echo",), ports=Ports(0, port, 0)))
         with pytest.raises(ServingError, match=f"grpc port {port} .* process {os.getpid()}"):
             server.start()
 

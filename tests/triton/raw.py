@@ -1,7 +1,8 @@
 """Requests byte by byte, as no client library lets them be: over gRPC and over HTTP."""
 
 import struct
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import grpc
@@ -36,15 +37,26 @@ def strings(*items: bytes) -> bytes:
     return b"".join(struct.pack("<I", len(item)) + item for item in items)
 
 
-def message(tensors: list[RawTensor], parameters: Mapping[str, Any], request_id: str = "") -> bytes:
+def message(
+    tensors: list[RawTensor],
+    parameters: Mapping[str, Any],
+    request_id: str = "",
+    model: str = MODEL,
+) -> bytes:
     """A request as it goes over the wire."""
-    request = service_pb2.ModelInferRequest(model_name=MODEL, id=request_id)
+    request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
     for tensor in tensors:
         request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         request.raw_input_contents.append(tensor.content)
     for key, value in parameters.items():
         setattr(request.parameters[key], _FIELDS[type(value)], value)
     return request.SerializeToString()
+
+
+def behind(request: bytes, over: threading.Event) -> Iterator[bytes]:
+    """A stream that stays open behind a request."""
+    yield request
+    over.wait()
 
 
 def is_request(content: bytes) -> bool:

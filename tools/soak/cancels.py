@@ -13,14 +13,14 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from tandem.serving import Endpoints
 from tandem_client.params import GenerationParams
 from tandem_client.wire import Fields, request_fields
 from tools.soak.account import read
-from tools.soak.front import has_nginx, nginx
 from tools.soak.leavers import GrpcLeaver, HttpLeaver, KilledLeaver, Leaver
 from tools.soak.runs import Tick, served
 
@@ -31,28 +31,27 @@ LOOK_S = 0.001
 LATEST_S = 0.2
 """In which a client leaves, a random moment after its request is where it is to be left. (The
 prompt takes longer than that on a few cores; where it does not, the request decodes already.)"""
-BEHIND_NGINX = "HTTP connection closed, nginx between"
+
+LATE = "HTTP connection closed, no front"
 
 State = Literal["queued", "prefilling", "decoding"]
 
 
 class Doors(NamedTuple):
-    """host:port by which clients come, and of /metrics."""
+    """By which clients come."""
 
-    grpc: str
-    http: str
-    front: str | None
-    """nginx, where the machine has one."""
-    metrics: str
+    triton: Endpoints
+    front: Endpoints
 
 
 Way = Callable[[Doors, str, Fields], Leaver]
 WAYS: dict[str, Way] = {
-    "gRPC stream cancelled": lambda doors, *rest: GrpcLeaver(doors.grpc, *rest),
-    "gRPC client killed": lambda doors, *rest: KilledLeaver("grpc", doors.grpc, *rest),
-    "HTTP connection closed": lambda doors, *rest: HttpLeaver(doors.http, *rest),
-    "HTTP client killed": lambda doors, *rest: KilledLeaver("http", doors.http, *rest),
-    BEHIND_NGINX: lambda doors, *rest: HttpLeaver(str(doors.front), *rest),
+    "gRPC stream cancelled": lambda doors, *rest: GrpcLeaver(doors.front.grpc, *rest),
+    "gRPC client killed": lambda doors, *rest: KilledLeaver("grpc", doors.front.grpc, *rest),
+    "HTTP connection closed": lambda doors, *rest: HttpLeaver(doors.front.http, *rest),
+    "HTTP client killed": lambda doors, *rest: KilledLeaver("http", doors.front.http, *rest),
+    "gRPC stream cancelled, no front": lambda doors, *rest: GrpcLeaver(doors.triton.grpc, *rest),
+    LATE: lambda doors, *rest: HttpLeaver(doors.triton.http, *rest),
 }
 
 
@@ -131,7 +130,7 @@ class Cancels:
         the shares of caches in use, which are small here."""
         busy = 2 if state == "queued" else 1  # with the one that runs
         end = time.monotonic() + WAIT_S
-        while (read(self._doors.metrics).busy >= busy) != there:
+        while (read(self._doors.triton.metrics).busy >= busy) != there:
             if time.monotonic() > end:
                 raise TimeoutError(f"/metrics does not show a {state} request, or for ever.")
             time.sleep(10 * LOOK_S)
@@ -163,19 +162,13 @@ def cells() -> list[tuple[str, State]]:
     """What can be measured: Triton's own HTTP notices a client that waits only when its turn
     comes."""
     states: Sequence[State] = ("queued", "prefilling", "decoding")
-    ways = [way for way in WAYS if way != BEHIND_NGINX or has_nginx()]
-    late = {"HTTP connection closed", "HTTP client killed"}
-    return [
-        (way, state) for state in states for way in ways if state != "queued" or way not in late
-    ]
+    return [(way, state) for state in states for way in WAYS if (way, state) != (LATE, "queued")]
 
 
 def cancels(model: str, times: int, tick: Tick) -> dict[tuple[str, State], list[Times]]:
     """So many clients for each way to leave and each state of a request."""
-    with served(model, ONE_RUNS, None) as one, ExitStack() as stack:
-        urls = one.server.endpoints
-        front = stack.enter_context(nginx(urls.http)).url if has_nginx() else None
-        doors = Doors(urls.grpc, urls.http, front, urls.metrics)
+    with served(model, ONE_RUNS, None) as one:
+        doors = Doors(one.server.endpoints, one.front.endpoints)
         client = Cancels(doors, model, Log(one.server.log_path))
         client.measure(WAYS["gRPC stream cancelled"], "decoding")  # the first is slower
         found: dict[tuple[str, State], list[Times]] = {cell: [] for cell in cells()}

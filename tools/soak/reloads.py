@@ -59,8 +59,8 @@ def kept(held: Sequence[Mapping[str, int]]) -> list[str]:
 def _load_and_unload(one: Served, model: str) -> list[str]:
     """A load, a reload and an unload; a sentence if the reload loaded nothing. (Triton loads again
     only what has changed: a file of the model's folder, or what its configuration says.)"""
-    urls, engines = one.server.endpoints, list[set[int]]()
-    with InferenceServerClient(urls.grpc) as control, GrpcClient(urls.grpc, model) as client:
+    urls, door, engines = one.server.endpoints, one.front.endpoints.grpc, list[set[int]]()
+    with InferenceServerClient(urls.grpc) as control, GrpcClient(door, model) as client:
         for _ in range(2):
             (one.server.options.model_repository / model / "again").touch()
             control.load_model(model, client_timeout=LOAD_S)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tandem.serving import Endpoints, ServerOptions, TritonServer
+from tandem.serving.front_process import FrontProcess, front_before
 from tandem.serving.overrides import overridden
 from tandem_client import GrpcClient
 from tools.soak.account import Account, read, settled, troubles
@@ -69,9 +70,10 @@ class Result(NamedTuple):
 
 
 class Served(NamedTuple):
-    """A server with one model, and /dev/shm from before it on."""
+    """A server with one model, as `tandem serve` has it, and /dev/shm from before it on."""
 
     server: TritonServer
+    front: FrontProcess
     shared: SharedMemory
 
     def footprint(self) -> Footprint:
@@ -86,15 +88,16 @@ class Served(NamedTuple):
 
 @contextmanager
 def served(model: str, settings: Mapping[str, str], log: Path | None) -> Iterator[Served]:
-    """A server with one model."""
+    """A server with one model, and its front."""
     shared = SharedMemory()
     with (
         overridden(REPOSITORY, (model,), settings) as repository,
         TritonServer(
             ServerOptions(repository, (model,), log_path=log, environment=FEW_KERNELS)
         ) as server,
+        front_before(server.endpoints) as front,
     ):
-        yield Served(server, shared)
+        yield Served(server, front, shared)
 
 
 def soak(
@@ -226,11 +229,11 @@ def _run(
     one: Served, run: Callable[[Endpoints, Ends], object], kills: Sequence[str] = ()
 ) -> Result:
     """Traffic between two accounts, under watch. kills: filled meanwhile."""
-    urls, ends = one.server.endpoints, Ends()
+    urls, ends = one.front.endpoints, Ends()
     with GrpcClient(urls.grpc, one.server.options.models[0]) as client:
         client.generate("a", max_tokens=1)
     begin, before = settled(urls.metrics), one.footprint()
-    with Watch(one.server) as watch:
+    with Watch([one.server.pid, one.front.pid]) as watch:
         begun = time.monotonic()
         asyncio.run(run(urls, ends))  # type: ignore[arg-type]
         minutes = (time.monotonic() - begun) / 60

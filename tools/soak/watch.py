@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +26,7 @@ ONCE_MIB = 32.0  # that a step may take which is larger than any before, ...
 OF_LOADS_MIB = 2.0  # ... and in Triton by loads and unloads
 MODULES = {
     "tandem.engine_main": "engine",
+    "tandem.cli": "front",
     "tandem.runners.rank_worker": "rank",
     guardian_process.__file__: "guardian",
 }
@@ -80,12 +81,12 @@ def parts_of_engine(server: TritonServer) -> list[psutil.Process]:
 
 
 class Watch:
-    """Samples all processes of a server while it is open."""
+    """Samples processes, and all that these have started, while it is open."""
 
-    def __init__(self, server: TritonServer) -> None:
+    def __init__(self, roots: Sequence[int | None]) -> None:
         self.samples: dict[str, list[Sample]] = {}
         """By what the process is, and its id."""
-        self._server = server
+        self._roots = [psutil.Process(pid) for pid in roots]
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -99,9 +100,8 @@ class Watch:
         self._thread.join()
 
     def _run(self) -> None:
-        triton = psutil.Process(self._server.pid)
         while not self._over.wait(PAUSE_S):
-            for process in [triton, *triton.children(recursive=True)]:
+            for process in self._processes():
                 try:
                     name = f"{role(process)} ({process.pid})"
                     mib = process.memory_info().rss / MIB
@@ -109,6 +109,12 @@ class Watch:
                     continue  # it has just ended
                 sample = Sample(time.monotonic() - self._began, mib)
                 self.samples.setdefault(name, []).append(sample)
+
+    def _processes(self) -> Iterator[psutil.Process]:
+        for root in self._roots:
+            yield root
+            with suppress(psutil.Error):  # it has just ended
+                yield from root.children(recursive=True)
 
 
 class Trend(NamedTuple):

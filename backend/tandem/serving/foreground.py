@@ -16,7 +16,9 @@ from typing import Final
 
 from rich.console import Console
 
+from tandem.config import EngineConfig
 from tandem.serving.errors import ServingError
+from tandem.serving.front_process import Door, FrontProcess
 from tandem.serving.log import LogFollower
 from tandem.serving.lost_models import Stubs
 from tandem.serving.model_config import read_model
@@ -30,6 +32,7 @@ _TANDEM_OR_TROUBLE: Final = re.compile(r"tandem: |[EW]\d{4} ")
 # In which a second signal is taken for the first one's echo: make passes its own one on.
 _ECHO_S: Final = 0.25
 _LOOK_S: Final = 1.0
+_GO_S: Final = 10.0
 _NOW_S: Final = 1.0  # that Triton has for its end behind a second signal
 _PROMPT: Final = "def fibonacci(n):"
 
@@ -52,21 +55,26 @@ def interruptible() -> Iterator[None]:
             signal.signal(each, handler)
 
 
-def serve(options: ServerOptions, console: Console, verbose: bool) -> None:
-    """Serves until a signal comes; raises `ServingError` when the server ends by itself."""
+def serve(options: ServerOptions, door: Door | None, console: Console, verbose: bool) -> None:
+    """Serves until a signal comes; raises `ServingError` when the server ends by itself. door:
+    where clients come, if not to Triton's own ports."""
     with interruptible():
         server, grace = TritonServer(options), None
+        front = FrontProcess(door) if door else None
         try:
-            _start(server, console)
+            _start(server, front, console)
+            drain_s = _drain_s(options)
             try:
-                _announce(server, console)
-                _watch(server, console, verbose)
+                _announce(server, front, console)
+                _watch(server, front, console, verbose)
             except KeyboardInterrupt:
-                grace = _drain(server, console)
+                grace = _drain(server, drain_s, console)
         except KeyboardInterrupt:
             console.print("Stopping")
         finally:
             server.stop(grace)
+            if front:  # which passes on what Triton has said
+                front.stop()
 
 
 def demo(options: ServerOptions, arguments: Sequence[str], console: Console) -> int:
@@ -78,7 +86,7 @@ def demo(options: ServerOptions, arguments: Sequence[str], console: Console) -> 
     with interruptible():
         server = TritonServer(options)
         try:
-            _start(server, console)
+            _start(server, None, console)
             url = ["--url", server.endpoints.grpc, "--model", name, "--tokenizer", str(tokenizer)]
             program = [sys.executable, "-m", "tandem_client.demo"]
             return subprocess.run([*program, *url, *arguments], check=False).returncode
@@ -88,7 +96,7 @@ def demo(options: ServerOptions, arguments: Sequence[str], console: Console) -> 
             server.stop()
 
 
-def _start(server: TritonServer, console: Console) -> None:
+def _start(server: TritonServer, front: FrontProcess | None, console: Console) -> None:
     names = ", ".join(server.options.models) or "no model"
     began = time.monotonic()
     if not console.is_terminal:
@@ -100,28 +108,44 @@ def _start(server: TritonServer, console: Console) -> None:
 
         show()
         server.start()
+        if front:
+            front.start(server.endpoints)
         server.wait_ready(tick=show)
+        if front:
+            front.wait_ready()
     if server.starts > 1:
         console.print("The machine stood still while models were loaded: Triton was started again.")
     console.print(f"Triton serves {names}, ready after {time.monotonic() - began:.1f} s")
 
 
-def _drain(server: TritonServer, console: Console) -> float | None:
-    """Lets requests that run end, until another signal comes; the seconds that Triton has then."""
+def _drain(server: TritonServer, drain_s: float, console: Console) -> float | None:
+    """Lets requests that run end, for so many seconds or until another signal comes; the seconds
+    that Triton has then."""
     with suppress(OSError, SystemExit):  # of a terminal that was closed
         console.print("Stopping: what runs may end first (Ctrl-C again: now)")
     time.sleep(_ECHO_S)
     try:
         with interruptible():
-            server.drain()
+            if not server.drain(drain_s):
+                console.print("Triton does not unload a model: it is ended.")
     except KeyboardInterrupt:
         return _NOW_S
     return None
 
 
-def _announce(server: TritonServer, console: Console) -> None:
-    http, grpc, metrics = server.endpoints
+def _drain_s(options: ServerOptions) -> float:
+    """What models may take to end their requests, and to go."""
+    usual = EngineConfig.model_fields["drain_timeout"].default
+    read = [read_model(options.model_repository / name).parameters for name in options.models]
+    return max((float(one.get("drain_timeout", usual)) for one in read), default=usual) + _GO_S
+
+
+def _announce(server: TritonServer, front: FrontProcess | None, console: Console) -> None:
+    http, grpc, metrics = (front or server).endpoints
     lines = [f"HTTP {http}, gRPC {grpc}, metrics http://{metrics}/metrics, log {server.log_path}"]
+    if front:
+        own = server.endpoints
+        lines.append(f"Triton's own, to load and unload models: HTTP {own.http}, gRPC {own.grpc}")
     for name in server.options.models[:1]:
         body = {
             "text_input": _PROMPT,
@@ -146,8 +170,10 @@ def _client() -> str:
     return str(beside.relative_to(Path.cwd()) if beside.is_relative_to(Path.cwd()) else beside)
 
 
-def _watch(server: TritonServer, console: Console, verbose: bool) -> None:
-    """Shows what the log says, until the server ends."""
+def _watch(
+    server: TritonServer, front: FrontProcess | None, console: Console, verbose: bool
+) -> None:
+    """Shows what the log says, until the server ends. A front that ends is started again."""
     log, lost = LogFollower(server.log_path), _LostModels(server, console)
     worth_showing = _ANYTHING if verbose else _TANDEM  # Triton's warnings at start are no news
     while True:
@@ -156,6 +182,9 @@ def _watch(server: TritonServer, console: Console, verbose: bool) -> None:
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
         worth_showing = _ANYTHING if verbose else _TANDEM_OR_TROUBLE
         lost.look()
+        if front and front.ended():
+            console.print("The front has ended: it is started again.")
+            front.start(server.endpoints)
         if server.exit_code(timeout=0.25) is not None:
             raise ServingError(server.failure())
 

@@ -3,6 +3,9 @@
 from pathlib import Path
 from typing import NamedTuple
 
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
 from tandem.serving.errors import ServingError
 
 
@@ -21,14 +24,6 @@ class ServedModel(NamedTuple):
 
 def read_model(folder: Path) -> ServedModel:
     """Raises `ServingError` when `folder` is no model or its configuration is malformed."""
-    # Here, because only this needs Triton's client, which is an optional dependency.
-    try:
-        from google.protobuf import text_format
-        from tritonclient.grpc import model_config_pb2
-    except ImportError as missing:
-        raise ServingError(
-            f"Reading config.pbtxt needs {missing.name}: pip install 'tandem[client]'."
-        ) from None
     path = folder / "config.pbtxt"
     try:
         text = path.read_text(encoding="utf-8")

@@ -21,6 +21,10 @@ class Ports(NamedTuple):
     metrics: int
 
 
+FREE: Final = Ports(0, 0, 0)
+"""Any that are free."""
+
+
 def choose_ports(host: str, wanted: Ports) -> Ports:
     """Checks that the wanted ports are free on `host`; a 0 is replaced by a free port."""
     # All sockets stay open until every port is chosen: two zeros never become one number.
@@ -66,7 +70,7 @@ def _bind(sockets: ExitStack, host: str, name: str, port: int) -> int:
     except OSError as error:
         raise ServingError(
             f"The {name} port {port} on {host} cannot be used ({_obstacle(port, error)}): "
-            f"choose another with --{name}-port, or 0 for a free one."
+            "choose another, or 0 for a free one."
         ) from None
 
 

@@ -5,7 +5,6 @@ does not: a killed parent, a new session, a server that is already gone.
 """
 
 import ctypes
-import resource
 import signal
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,9 +18,6 @@ from tandem.killing import end_all, marked
 IDENTITY: Final = "TANDEM_SERVER_ID"
 GUARDIANS_S: Final = 15.0
 """More than the times together that a guardian gives to others."""
-STACK_BYTES: Final = 128 << 20
-"""Of each of Triton's threads, at most: it reads a request's JSON by recursion, and ends where that
-is too deep (up to 140 bytes of stack were measured for one of JSON)."""
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -44,15 +40,11 @@ def _guards(process: psutil.Process) -> bool:
 
 
 def before_exec() -> Callable[[], None]:
-    """A function to run in Triton's process between fork and exec: the kernel will send it SIGTERM
-    when the thread that started it ends, even by SIGKILL, and gives its threads a larger stack."""
+    """A function to run in a child between fork and exec: the kernel will send it SIGTERM when the
+    thread that started it ends, even by SIGKILL."""
     libc = ctypes.CDLL(None)  # loaded here, because little may be done between fork and exec
-    _, most = resource.getrlimit(resource.RLIMIT_STACK)
-    # Not above what is allowed; without a limit glibc's threads would get 2 MiB.
-    stack = STACK_BYTES if most == resource.RLIM_INFINITY else min(STACK_BYTES, most)
 
     def arm() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        resource.setrlimit(resource.RLIMIT_STACK, (stack, most))
 
     return arm

@@ -16,7 +16,7 @@ from uuid import uuid4
 from tandem.serving.errors import ServingError
 from tandem.serving.installation import Installation, find_installation, server_environment
 from tandem.serving.log import failure_reason, read_log
-from tandem.serving.ports import Ports, choose_ports
+from tandem.serving.ports import FREE, Ports, choose_ports
 from tandem.serving.processes import IDENTITY, before_exec, end_members
 from tandem.standstill import SAID
 from tandem.triton_http import HEALTH, INDEX, NO_ANSWER, OK, Answer, ask, model_path
@@ -31,15 +31,13 @@ _MOST_STARTS = 3
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """What to serve and where. Port 0 means: a free one."""
+    """What to serve and where."""
 
     model_repository: Path
     models: tuple[str, ...] = ()
     """Loaded at start. Other models of the repository stay unloaded until a client loads them."""
     host: str = "127.0.0.1"
-    http_port: int = 0
-    grpc_port: int = 0
-    metrics_port: int = 0
+    ports: Ports = FREE
     log_path: Path | None = None
     """None: a temporary file, removed when the server was stopped without a failure."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -58,6 +56,13 @@ class Endpoints(NamedTuple):
     http: str
     grpc: str
     metrics: str
+
+    @classmethod
+    def at(cls, host: str, ports: Ports) -> Self:
+        """As a client on this machine reaches them: what listens on every interface, through the
+        loopback one."""
+        reached = "localhost" if host in ("0.0.0.0", "::") else host
+        return cls(*[f"{reached}:{port}" for port in ports])
 
 
 class TritonServer:
@@ -91,9 +96,7 @@ class TritonServer:
     def endpoints(self) -> Endpoints:
         if self._ports is None:
             raise ServingError("The server has no endpoints before start().")
-        # A server that listens on every interface is reached through the loopback one.
-        host = "localhost" if self.options.host in ("0.0.0.0", "::") else self.options.host
-        return Endpoints(*[f"{host}:{port}" for port in self._ports])
+        return Endpoints.at(self.options.host, self._ports)
 
     @property
     def pid(self) -> int | None:
@@ -106,9 +109,7 @@ class TritonServer:
         options = self.options
         check_models(options.model_repository, options.models)
         installation = find_installation(options.triton)
-        self._ports = choose_ports(
-            options.host, Ports(options.http_port, options.grpc_port, options.metrics_port)
-        )
+        self._ports = choose_ports(options.host, options.ports)
         self._launch(installation, self._ports)
 
     def _launch(self, installation: Installation, ports: Ports) -> None:
@@ -183,15 +184,19 @@ class TritonServer:
             f"Triton ended: {(reason or f'exit code {code}').rstrip('.')} (log: {self.log_path})."
         )
 
-    def drain(self) -> None:
-        """Unloads the models of a ready server and returns when they are gone: no request begins,
-        those that run have their model's `drain_timeout` to end. Triton 2.51 crashes, or does not
-        end, when it is told to with streams open. Where Triton lets nobody see or unload its models
-        this returns at once."""
+    def drain(self, timeout: float = math.inf) -> bool:
+        """Unloads the models of a ready server and returns when they are gone, or so many seconds
+        are over: whether they are gone. No request begins, those that run have their model's
+        `drain_timeout` to end. Triton 2.51 crashes, or does not end, when it is told to with
+        streams open. Where Triton lets nobody see or unload its models this returns at once."""
+        deadline = time.monotonic() + timeout
         for name in {model["name"] for model in self._models()}:
             self._control(name, "unload")
         while any(model["state"] == "UNLOADING" for model in self._models()):
+            if time.monotonic() > deadline:
+                return False
             time.sleep(_UNLOAD_POLL_S)
+        return True
 
     def reload(self, name: str) -> bool:
         """Makes a model anew whose process has ended, without waiting for requests that it will

@@ -1,0 +1,13 @@
+"""Stands before Triton, so that no request of a client ends it (docs/operations.md, "The front").
+
+It lets in what asks for models and their answers: nothing that loads or unloads one, registers
+shared memory, or changes tracing or logging. What breaks Triton 2.51 before a model sees it is
+refused here.
+"""
+
+MOST_CALLS, MOST_BYTES = 1024, 8 << 20
+"""Requests at a time and bytes of one, where nothing else is asked for. (A model takes prompts of
+one MiB by itself, up to six as JSON.)"""
+
+CANCEL_ID, CANCEL = "cancel_id", "cancel"
+"""Parameters of a request: its name, and the name of one that this takes back."""
