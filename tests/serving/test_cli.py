@@ -196,7 +196,7 @@ def test_what_runs_may_end_first_or_not(tmp_path: Path, signals: int) -> None:
             assert said.index("successfully unloaded 'echo'") < said.index("Signal (15)")
         else:
             assert time.monotonic() - asked < 12  # Triton would wait for 10 s and more
-            assert isinstance(answer.exception(), httpx2.TransportError)
+            assert answer.result().status_code == 503
     assert not tritons_of(tmp_path / "models")
 
 
@@ -225,7 +225,7 @@ def test_a_model_whose_process_ends_is_loaded_again(tmp_path: Path) -> None:
         assert httpx2.post(url, json={"text_input": "x"}).json()["text_output"] == "x"
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=40) == 0
-        assert isinstance(waiting.exception(), httpx2.TransportError)
+        assert waiting.result().status_code == 503
     assert not tritons_of(tmp_path / "models")
 
 

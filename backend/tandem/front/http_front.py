@@ -176,7 +176,7 @@ def refusal(status: int, sentence: str) -> web.Response:
 
 def no_answer() -> web.Response:
     """Where Triton is not there, or not yet."""
-    return refusal(503, "Triton does not answer: try again later.")
+    return refusal(503, "Triton has ended, or is not there yet: try again later.")
 
 
 def not_let_in() -> web.Response:
