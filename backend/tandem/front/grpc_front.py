@@ -56,7 +56,7 @@ class GrpcFront(grpc.GenericRpcHandler):
         self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> None:
         """A stream of requests and their answers."""
-        stream = GrpcStream(self._triton.stream_stream(STREAM)(), context)
+        stream = GrpcStream(self._triton.stream_stream(STREAM), context)
         try:
             await stream.run(requests, self._leaving)
         except grpc.aio.AioRpcError as error:

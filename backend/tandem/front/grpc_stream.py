@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from secrets import token_hex
 from typing import Final, NamedTuple
@@ -24,6 +24,9 @@ LEAVE_S: Final = 1.0
 """For a stream to end behind its client."""
 
 
+Open = Callable[[], grpc.aio.StreamStreamCall]
+
+
 class Name(NamedTuple):
     """Of a request, by which it can be taken back."""
 
@@ -41,8 +44,10 @@ class GrpcStream:
     cancelled after a second, for models that cannot take back.)
     """
 
-    def __init__(self, triton: grpc.aio.StreamStreamCall, client: grpc.aio.ServicerContext) -> None:
-        self._triton = triton
+    def __init__(self, open_: Open, client: grpc.aio.ServicerContext) -> None:
+        """open_: a stream to Triton."""
+        self._open = open_
+        self._triton = open_()
         self._client = client
         self._to_triton, self._to_client = asyncio.Lock(), asyncio.Lock()
         """gRPC takes one message at a time."""
@@ -56,6 +61,7 @@ class GrpcStream:
         left to do where the client has left goes on in a task of `leaving`."""
         # Tasks of their own: what is cancelled as it reads or writes cancels Triton's stream.
         answering = asyncio.create_task(self._answer())
+        answering.add_done_callback(_looked_at)
         passing = asyncio.create_task(self._pass_on(requests))
         try:
             await asyncio.shield(answering)
@@ -81,16 +87,15 @@ class GrpcStream:
                 await asyncio.shield(self._tell(request.SerializeToString()))
         await asyncio.shield(self._tell(None))
 
-    async def _tell(self, *requests: bytes | None) -> None:
+    async def _tell(self, request: bytes | None) -> None:
         """None: there is no request any more."""
         # Triton may have ended, which the answers say.
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             async with self._to_triton:
-                for request in requests:
-                    if request is None:
-                        await self._triton.done_writing()
-                    else:
-                        await self._triton.write(request)
+                if request is None:
+                    await self._triton.done_writing()
+                else:
+                    await self._triton.write(request)
 
     async def _answer(self) -> None:
         while (answer := await self._triton.read()) is not grpc.aio.EOF:
@@ -103,16 +108,35 @@ class GrpcStream:
     async def _say(self, answer: bytes) -> None:
         async with self._to_client:
             if not self._left:
-                await self._client.write(answer)
+                try:
+                    await self._client.write(answer)
+                except (grpc.aio.InternalError, asyncio.InvalidStateError):
+                    self._left = True
 
     async def _leave(self, answering: asyncio.Task[None]) -> None:
-        try:
+        with suppress(TimeoutError, grpc.aio.AioRpcError):
             async with asyncio.timeout(LEAVE_S):
-                await self._tell(*[_taking_back(one) for one in self._names], None)
+                await self._tell(None)
+                await self._take_back()
                 await asyncio.wait([answering])
-        except TimeoutError:
-            pass
         self._triton.cancel()
+
+    async def _take_back(self) -> None:
+        """By a stream of its own: the client may have ended this one long ago."""
+        if not self._names:
+            return
+        telling = self._open()
+        for one in self._names.copy():
+            await telling.write(_taking_back(one))
+        await telling.done_writing()
+        while await telling.read() is not grpc.aio.EOF:
+            pass
+
+
+def _looked_at(task: asyncio.Task[None]) -> None:
+    """How it ended is told to the client, where it is there, and else to nobody."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _named(request: service_pb2.ModelInferRequest) -> Name:
