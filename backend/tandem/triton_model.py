@@ -13,6 +13,7 @@ import os
 import queue
 import threading
 import time
+from collections import deque
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ CANCEL_SHARE = 0.005  # of the time, to look in: Triton answers for one request 
 NAMELESS = "A request without an id"
 DRAIN_POLL_S = 0.5
 IDLE_POLLS = 10
+EARLY_S, MOST_EARLY = 5.0, 64  # in which a request may come behind the one that takes it back
 GIVEN_UP_S = 1.0
 """Triton asks a model's process for a sign of life while it loads, and waits so long for one."""
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -76,6 +78,7 @@ class TritonPythonModel:
             raise
         self.board.look()  # a model that is ready is said to be up
         self.active: dict[str, ResponseStream] = {}
+        self.early: deque[tuple[str, float]] = deque(maxlen=MOST_EARLY)
         self.stopping = threading.Event()
         load = Load(os.getppid(), args["model_name"], args["model_version"])
         self.drain = Drain(load, config.drain_timeout)
@@ -102,6 +105,8 @@ class TritonPythonModel:
                 self.service.check_room()  # before it is read, which takes longer
                 stream = ResponseStream(sender, parse(request, self.max_prompt_bytes), self.active)
                 stream.begin(self.service, name or printable(stream.ask.cancel_id))
+                if self._taken_back_before(stream.ask.cancel_id):
+                    self._abort(stream.request_id)
             except InvalidRequestError as error:
                 self.reports.put(counted(FAILED, 1, "invalid"))
                 self._refuse(sender, name, error)
@@ -113,12 +118,19 @@ class TritonPythonModel:
                 send_error(sender, TandemError(f"The request could not be read: {error}."))
 
     def _take_back(self, cancel_id: str, sender: Any) -> None:
-        """It may have ended meanwhile: then there is nothing to do."""
-        for request_id, stream in self.active.copy().items():
-            if stream.ask.cancel_id == cancel_id != "":
-                self._abort(request_id)
+        """It may have ended meanwhile, or come later: Triton reads long requests longer."""
+        active = self.active.copy().items()
+        found = [key for key, stream in active if stream.ask.cancel_id == cancel_id != ""]
+        for request_id in found:
+            self._abort(request_id)
+        if not found:
+            self.early.append((cancel_id, time.monotonic()))
         response = pb_utils.InferenceResponse([_strings("text_output", "")])
         sender.send(response, flags=FINAL)
+
+    def _taken_back_before(self, cancel_id: str) -> bool:
+        since = time.monotonic() - EARLY_S
+        return any(name == cancel_id != "" and at > since for name, at in self.early)
 
     def _abort(self, request_id: str) -> None:
         logger.debug("%s is cancelled.", request_id)

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections import deque
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -118,7 +119,7 @@ def arguments(folder):
 def model():
     model = TritonPythonModel()
     model.service, model.active, model.reports = FakeService(), {}, SimpleQueue()
-    model.max_prompt_bytes = 1000
+    model.max_prompt_bytes, model.early = 1000, deque()
     return model
 
 
@@ -175,6 +176,19 @@ def test_a_request_is_taken_back_by_its_name_even_where_the_queue_is_full(model)
     for cancel_id in ("a", "c", ""):
         assert take_back(model, cancel_id).sent[0].error is None
     assert model.service.aborted == ["request-0"]
+
+
+def test_a_request_that_comes_behind_the_one_that_takes_it_back_is_aborted(model, monkeypatch):
+    """Of a long one Triton reads the JSON longer."""
+    take_back(model, "a")
+    model.execute([named("b"), named("a"), named("")])
+    assert model.service.aborted == ["request-1"]
+    take_back(model, "b")  # which runs
+    model.execute([named("b")])
+    assert model.service.aborted == ["request-1", "request-0"]
+    monkeypatch.setattr(triton_model, "EARLY_S", 0.0)
+    model.execute([named("a")])
+    assert len(model.service.aborted) == 2
 
 
 def test_a_name_to_be_taken_back_by_is_the_requests_in_the_log_and_no_sampling_parameter(model):

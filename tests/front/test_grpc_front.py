@@ -12,7 +12,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from tritonclient.grpc import InferenceServerClient
+from tritonclient.grpc import InferenceServerClient, service_pb2
 from tritonclient.utils import InferenceServerException
 
 from tandem.front.grpc_front import SERVICE, STREAM
@@ -20,7 +20,7 @@ from tandem.metrics import FINISHED
 from tandem.serving import ServerOptions, TritonServer
 from tandem.serving.front_process import front_before
 from tandem.serving.ports import FREE, Ports, choose_ports
-from tandem_client import GrpcClient
+from tandem_client import GrpcClient, errors
 from tests.serving.models import ECHO, write_model
 from tests.triton.raw import RawTensor, behind, message, over_grpc, strings
 from tests.triton.scrape import settled, waited
@@ -156,20 +156,33 @@ def test_no_header_reaches_triton(front, triton_server):
 
 
 @pytest.mark.triton
-def test_more_calls_than_it_may_take_are_refused(triton_server):
+def test_more_requests_than_it_may_take_are_refused(triton_server):
     with (
         started(triton_server.endpoints.grpc, "--most-calls", "2") as (_, address),
         GrpcClient(address, "tandem") as client,
-        grpc.insecure_channel(address) as channel,
+        InferenceServerClient(address) as asking,
     ):
         chunks = [client.stream(PROMPT, GREEDY, max_tokens=1500) for _ in range(2)]
         for one in chunks:
             next(one)
-        with pytest.raises(grpc.RpcError) as raised:
-            channel.unary_unary(f"{SERVICE}ServerLive")(b"", timeout=20)
-        assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        with pytest.raises(errors.TandemError, match="2 requests are under way"):
+            client.generate(PROMPT, max_tokens=1)
+        assert asking.is_server_live()
         for one in chunks:
             one.close()
+
+
+@pytest.mark.triton
+def test_what_a_text_may_not_be_asked_for_is_refused(front, triton_server):
+    """Triton 2.51 would end by it."""
+    asked = service_pb2.ModelInferRequest.FromString(
+        message([RawTensor("text_input", "BYTES", [1], strings(b"a"))], {})
+    )
+    asked.outputs.add(name="text_output").parameters["classification"].int64_param = 1
+    with grpc.insecure_channel(front) as channel:
+        outcome = over_grpc(channel, asked.SerializeToString())
+    assert (outcome.answers, "classification" in outcome.errors[0]) == (0, True)
+    assert triton_server.exit_code() is None
 
 
 @pytest.mark.triton

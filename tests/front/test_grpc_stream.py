@@ -9,6 +9,7 @@ from tritonclient.grpc import service_pb2
 
 from tandem.front import grpc_stream
 from tandem.front.grpc_front import STREAM, GrpcFront
+from tandem.front.room import Room
 from tests.triton.raw import RawTensor, message, strings
 
 ASKED = message([RawTensor("text_input", "BYTES", [1], strings(b"a"))], {})
@@ -19,7 +20,7 @@ class Triton(grpc.GenericRpcHandler):
     """Answers a request twice, the second time when it may, or when it is taken back."""
 
     def __init__(self):
-        self.takes_back = True
+        self.takes_back, self.says_nothing_at_last = True, False
         self.may_end: dict[str, asyncio.Event] = {}
         self.taken_back, self.ends = [], []
 
@@ -36,7 +37,7 @@ class Triton(grpc.GenericRpcHandler):
                     self.take_back(names["cancel"])
                 else:
                     may_end = self.may_end[names["cancel_id"]] = asyncio.Event()
-                    answers.append(asyncio.create_task(answer(may_end, turn, context)))
+                    answers.append(asyncio.create_task(self.answer(may_end, turn, context)))
             await asyncio.gather(*answers)
         except asyncio.CancelledError:
             self.ends.append("cancelled")
@@ -44,20 +45,23 @@ class Triton(grpc.GenericRpcHandler):
         if answers:
             self.ends.append("closed")
 
+    async def answer(self, may_end, turn, context):
+        says_nothing = self.says_nothing_at_last
+        response = service_pb2.ModelStreamInferResponse()
+        response.infer_response.outputs.add(name="text_output")
+        async with turn:
+            await context.write(response.SerializeToString())
+        await may_end.wait()
+        response.infer_response.parameters["triton_final_response"].bool_param = True
+        if says_nothing:
+            response.infer_response.ClearField("outputs")
+        async with turn:
+            await context.write(response.SerializeToString())
+
     def take_back(self, name):
         self.taken_back.append(name)
         if self.takes_back:
             self.may_end[name].set()
-
-
-async def answer(may_end, turn, context):
-    response = service_pb2.ModelStreamInferResponse()
-    async with turn:
-        await context.write(response.SerializeToString())
-    await may_end.wait()
-    response.infer_response.parameters["triton_final_response"].bool_param = True
-    async with turn:
-        await context.write(response.SerializeToString())
 
 
 @asynccontextmanager
@@ -71,13 +75,13 @@ async def started(handler):
 
 
 @asynccontextmanager
-async def world():
+async def world(most_calls=100, room=None):
     """A Triton, and a stream of a client before its front, in which two answers have come: two
     requests are under way."""
     triton = Triton()
     async with (
         started(triton) as channel,
-        started(GrpcFront(channel)) as client,
+        started(GrpcFront(channel, room or Room(most_calls))) as client,
         asyncio.timeout(20),
     ):
         stream = client.stream_stream(STREAM)()
@@ -152,5 +156,88 @@ def test_who_stays_gets_its_answers_beside_what_is_refused():
             assert await stream.read() is grpc.aio.EOF
             await until(lambda: triton.ends)
             assert (triton.ends, triton.taken_back) == (["closed"], [])
+
+    asyncio.run(run())
+
+
+def test_a_refusal_says_which_request_it_is_of():
+    async def run():
+        async with world() as (_, stream):
+            await stream.write(message([RawTensor("a", "INT32", [1 << 62], b"")], {}, "mine"))
+            refused = service_pb2.ModelStreamInferResponse.FromString(await stream.read())
+            assert (refused.infer_response.id, "more elements" in refused.error_message) == (
+                "mine",
+                True,
+            )
+
+    asyncio.run(run())
+
+
+def test_a_client_that_never_reads_does_not_fill_triton(monkeypatch):
+    """Nor one that reads, in a single stream."""
+    monkeypatch.setattr(grpc_stream, "MOST_UNDER_WAY", 5)
+
+    async def run():
+        async with world() as (triton, stream):
+            for _ in range(20):
+                await stream.write(ASKED)
+            await asyncio.sleep(0.5)
+            assert len(triton.may_end) == 5
+            await stream.done_writing()
+            while True:
+                for may_end in triton.may_end.values():
+                    may_end.set()
+                if await stream.read() is grpc.aio.EOF:
+                    break
+            assert (len(triton.may_end), triton.ends) == (22, ["closed"])
+
+    asyncio.run(run())
+
+
+def test_requests_beyond_the_most_are_refused_and_those_that_end_make_room():
+    async def run():
+        async with world(most_calls=2) as (triton, stream):
+            await stream.write(ASKED)
+            refused = service_pb2.ModelStreamInferResponse.FromString(await stream.read())
+            assert "2 requests are under way" in refused.error_message
+            next(iter(triton.may_end.values())).set()
+            assert final(await stream.read())
+            await stream.write(ASKED)
+            assert not final(await stream.read())
+            assert len(triton.may_end) == 3
+
+    asyncio.run(run())
+
+
+def test_who_leaves_makes_room():
+    room = Room(3)
+
+    async def run():
+        async with world(room=room) as (triton, stream):
+            assert room.calls == 2
+            stream.cancel()
+            await until(lambda: triton.ends)
+            await until(lambda: room.calls == 0)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_an_empty_last_response_is_for_those_who_ask_for_it(asks):
+    """The front itself has Triton send it, to know what is under way."""
+
+    async def run():
+        async with world() as (triton, stream):
+            triton.says_nothing_at_last = True
+            asked = {"triton_enable_empty_final_response": True} if asks else {}
+            await stream.write(message([], asked))
+            assert not final(await stream.read())
+            await stream.done_writing()
+            for may_end in triton.may_end.values():
+                may_end.set()
+            rest = []
+            while (content := await stream.read()) is not grpc.aio.EOF:
+                rest.append(final(content))
+            assert rest == [True] * (3 if asks else 2)
 
     asyncio.run(run())

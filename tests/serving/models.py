@@ -11,6 +11,8 @@ output [ { name: "text_output" data_type: TYPE_STRING dims: [ -1 ] } ]
 instance_group [ { kind: KIND_CPU } ]
 """
 
+NOT_DECOUPLED = CONFIG.replace("decoupled: true", "decoupled: false")
+
 ECHO = """
 import triton_python_backend_utils as pb_utils
 
@@ -25,6 +27,21 @@ class TritonPythonModel:
             response = pb_utils.InferenceResponse([pb_utils.Tensor("text_output", text)])
             final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
             request.get_response_sender().send(response, flags=final)
+"""
+
+# For a model that is not decoupled: the number that it is sent, as often as it says.
+WHOLE = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        texts = [
+            pb_utils.get_input_tensor_by_name(one, "text_input").as_numpy() for one in requests
+        ]
+        outputs = [pb_utils.Tensor("text_output", np.repeat(one, int(one[0]))) for one in texts]
+        return [pb_utils.InferenceResponse([one]) for one in outputs]
 """
 
 # Answers the number of seconds that it is sent, after so long.

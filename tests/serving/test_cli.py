@@ -114,11 +114,11 @@ def test_what_follows_two_dashes_is_for_triton(repository: Path) -> None:
 
 @pytest.mark.triton
 def test_clients_reach_models_alone_unless_told_otherwise(repository: Path) -> None:
-    body = '{"text_input": %s}' % ("[" * 600_000 + "]" * 600_000)  # by which Triton would end
+    body = '{"text_input": %s}' % ("[" * 200_000 + "]" * 200_000)  # by which Triton would end
     with serving(repository) as process:
         clients, own = https(read_until(process, "Ctrl-C stops the server."))
         refused = httpx2.post(f"http://{clients}/v2/models/echo/generate", content=body)
-        assert (refused.status_code, "too deep" in refused.json()["error"]) == (400, True)
+        assert (refused.status_code, "brackets" in refused.json()["error"]) == (400, True)
         assert httpx2.post(f"http://{clients}/v2/repository/index").status_code == 403
         assert httpx2.post(f"http://{own}/v2/repository/index").status_code == 200
     with serving(repository, "--no-front") as process:

@@ -5,9 +5,11 @@ shared memory, or changes tracing or logging. What breaks Triton 2.51 before a m
 refused here.
 """
 
-MOST_CALLS, MOST_BYTES = 1024, 8 << 20
+MOST_CALLS, MOST_BYTES = 1024, 4 << 20
 """Requests at a time and bytes of one, where nothing else is asked for. (A model takes prompts of
-one MiB by itself, up to six as JSON.)"""
+one MiB by itself, some two as JSON that escapes what is not ASCII.)"""
 
 CANCEL_ID, CANCEL = "cancel_id", "cancel"
 """Parameters of a request: its name, and the name of one that this takes back."""
+STALL_S = 300.0
+"""Behind which a client that does not read what it is answered has left."""

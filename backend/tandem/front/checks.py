@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from itertools import islice
+from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
 from tandem.errors import TandemError
+from tandem.front import CANCEL, CANCEL_ID
 from tandem.validation import short
 
-MOST_DIMENSIONS = 16
-SHARED_MEMORY = "shared_memory_region"
+MOST_DIMENSIONS: Final = 16
+MOST_TENSORS: Final = 256
+"""Of a request, and of each tensor's parameters."""
+MOST_BRACKETS: Final = 50_000
+"""Of a body's JSON, outside of its texts. (4 MiB take 0.1 s to read then, and 1 s without.)"""
+OF_TENSORS: Final = frozenset({"binary_data", "binary_data_size"})
+"""Parameters that a tensor may have. (By `classification` of text tritonserver 2.51 ends, and
+shared memory is not for clients.)"""
+_TEXTS: Final = re.compile(rb'(?:"(?:[^"\\]++|\\.)*+(?:"|\Z)[^"\[{]*+)++', re.DOTALL)
+"""And what is between them, up to the next bracket. Possessive, so that nothing is read twice."""
+_FIXED: Final = {1: 8, 5: 4}
 
 
 class RefusedError(TandemError):
@@ -22,14 +34,24 @@ class RefusedError(TandemError):
 
 
 def read_json(text: bytes) -> Any:
-    """What a body says. Raises RefusedError: it is no JSON, or deeper than Python reads (about a
-    thousand; tritonserver ends at 50,000, for it reads by recursion)."""
+    """What a body says. Raises RefusedError: it is no JSON, of too many brackets, or deeper than
+    Python reads (about a thousand; tritonserver ends at 50,000, for it reads by recursion)."""
+    if _brackets(text) > MOST_BRACKETS:  # which texts may have
+        bare, removed = _TEXTS.subn(b"", text, count=MOST_BRACKETS + 1)
+        if removed > MOST_BRACKETS or _brackets(bare) > MOST_BRACKETS:
+            raise RefusedError(
+                f"The body's JSON has more than {MOST_BRACKETS} brackets: send less."
+            )
     try:
         return json.loads(text.decode(), object_pairs_hook=_object)
     except RecursionError:
         raise RefusedError("The body's JSON is too deep: send less of it within other.") from None
     except ValueError as error:
         raise RefusedError(f"The body is no JSON ({error}): send an object.") from None
+
+
+def _brackets(text: bytes) -> int:
+    return text.count(b"[") + text.count(b"{")
 
 
 def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -40,36 +62,84 @@ def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def check_message(content: bytes) -> service_pb2.ModelInferRequest:
-    """What it says. Raises RefusedError: it is none, or breaks Triton."""
+def check_names(said: Mapping[str, Any]) -> str:
+    """The name by which a request is to be taken back; "" where it says none, or takes another one
+    back. Raises RefusedError: it is no text, or not beside the other parameters."""
+    nested = said.get("parameters")
+    hidden = {CANCEL, CANCEL_ID} & nested.keys() if isinstance(nested, dict) else ()
+    if hidden:
+        raise RefusedError(f"'{min(hidden)}' is within 'parameters': send it beside 'text_input'.")
+    for key in (CANCEL, CANCEL_ID):
+        if not isinstance(name := said.get(key, key), str) or not name:
+            raise RefusedError(f"'{key}' is {short(name)}: send a text that is not empty.")
+    return str(said.get(CANCEL_ID, ""))
+
+
+def read_message(content: bytes) -> service_pb2.ModelInferRequest:
+    """What it says. Raises RefusedError: it is none, or of too many parts."""
+    if _fields(content) > MOST_TENSORS:
+        raise RefusedError(f"The message is of more than {MOST_TENSORS} parts: send less.")
     try:
-        request = service_pb2.ModelInferRequest.FromString(content)
+        return service_pb2.ModelInferRequest.FromString(content)
     except DecodeError:
         raise RefusedError(
             "The message is no ModelInferRequest: send what Triton's protocol says."
         ) from None
+
+
+def check_message(request: service_pb2.ModelInferRequest, size: int) -> None:
+    """Raises RefusedError: it may break Triton. size: its bytes."""
     for tensor in request.inputs:
-        _check_shape(tensor.name, tensor.shape, len(content))
-    _check_memory(one.parameters for one in (request, *request.inputs, *request.outputs))
-    return request
+        _check_shape(tensor.name, tensor.shape, size)
+    for tensor in (*request.inputs, *request.outputs):
+        _check_parameters(tensor.name, tensor.parameters)
+
+
+def _fields(content: bytes) -> int:
+    """Of a message, counted as far as matters, for reading a million of them takes seconds."""
+    at = count = 0
+    while at < len(content) and count <= MOST_TENSORS:
+        tag, at = _varint(content, at)
+        kind = tag & 7  # https://protobuf.dev/programming-guides/encoding
+        if kind == 0:
+            _, at = _varint(content, at)
+        elif kind == 2:
+            size, at = _varint(content, at)
+            at += size
+        elif kind in _FIXED:
+            at += _FIXED[kind]
+        else:  # a group, which no message of Triton's has
+            return MOST_TENSORS + 1
+        count += 1
+    return count
+
+
+def _varint(content: bytes, at: int) -> tuple[int, int]:
+    """A number, and where the next one is. (Of one that is cut off, whatever: it is told later.)"""
+    number = 0
+    for place, byte in enumerate(content[at : at + 10]):
+        number |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            return number, at + place + 1
+    return number, len(content)
 
 
 def check_tensors(said: Any, size: int) -> None:
     """Raises RefusedError: the JSON of an inference request that may break Triton. size: bytes
     of its body."""
-    tensors = [said, *_listed(said, "inputs"), *_listed(said, "outputs")]
-    objects = [
-        *tensors,
-        *(one.get("parameters", {}) for one in tensors if isinstance(one, Mapping)),
-    ]
+    tensors = [*_listed(said, "inputs"), *_listed(said, "outputs")]
+    objects = [said, *tensors]
+    objects += [one.get("parameters", {}) for one in objects if isinstance(one, Mapping)]
     if not all(isinstance(one, Mapping) for one in objects):
         raise RefusedError("The body is no inference request: send what Triton's protocol says.")
+    if len(tensors) > MOST_TENSORS:
+        raise RefusedError(f"The body is of more than {MOST_TENSORS} tensors: send less.")
     for one in tensors:
-        shape = one.get("shape", [])
+        shape, name = one.get("shape", []), str(one.get("name"))
         if not isinstance(shape, list) or not all(type(each) is int for each in shape):
             raise RefusedError("A shape is no list of integers: send the shape of what is sent.")
-        _check_shape(str(one.get("name")), shape, size)
-    _check_memory(objects)
+        _check_shape(name, shape, size)
+        _check_parameters(name, one.get("parameters", {}))
 
 
 def _listed(said: Any, key: str) -> list[Any]:
@@ -78,8 +148,13 @@ def _listed(said: Any, key: str) -> list[Any]:
 
 
 def _check_shape(name: str, shape: Sequence[int], size: int) -> None:
-    """Whether so many bytes may hold it. (A product of millions would take long.)"""
-    if len(shape) > MOST_DIMENSIONS or min(shape, default=0) < 0 or math.prod(shape) > size:
+    """Whether so many bytes may hold it. (A product of millions would take long; Triton's own
+    overflows behind a zero too.)"""
+    if (
+        len(shape) > MOST_DIMENSIONS
+        or min(shape, default=0) < 0
+        or math.prod(max(one, 1) for one in shape) > size
+    ):
         raise RefusedError(
             f"The shape {short(list(shape[:MOST_DIMENSIONS]))} of {short(name)} is of more "
             f"elements than the message has bytes, or of too many dimensions "
@@ -87,8 +162,10 @@ def _check_shape(name: str, shape: Sequence[int], size: int) -> None:
         )
 
 
-def _check_memory(parameters: Iterable[Any]) -> None:
-    if any(SHARED_MEMORY in one for one in parameters):
+def _check_parameters(name: str, parameters: Iterable[str]) -> None:
+    wrong = [key for key in islice(parameters, MOST_TENSORS) if key not in OF_TENSORS]
+    if wrong:
         raise RefusedError(
-            "Shared memory is not for clients of this server: send tensors in the message."
+            f"The parameter {short(wrong[0])} of {short(name)} is not for clients of this server: "
+            "leave it out."
         )

@@ -8,8 +8,9 @@ from typing import Any
 
 import grpc
 
-from tandem.front.checks import RefusedError, check_message
+from tandem.front.checks import RefusedError, check_message, read_message
 from tandem.front.grpc_stream import GrpcStream
+from tandem.front.room import NoRoomError, Room
 
 SERVICE = "/inference.GRPCInferenceService/"
 _OF_SERVER = ("ServerLive", "ServerReady", "ServerMetadata")
@@ -22,41 +23,56 @@ ONE, STREAM = SERVICE + "ModelInfer", SERVICE + "ModelStreamInfer"
 class GrpcFront(grpc.GenericRpcHandler):
     """Passes calls on as bytes. No metadata goes with them: some of it ends Triton 2.51."""
 
-    def __init__(self, triton: grpc.aio.Channel) -> None:
+    def __init__(self, triton: grpc.aio.Channel, room: Room) -> None:
         self._triton = triton
+        self._room = room
         self._leaving: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """Behind the last call: what those that were left have to be told is told."""
+        await asyncio.gather(*self._leaving)
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
         """Of any method."""
         method = details.method
         if method == STREAM:
             return grpc.stream_stream_rpc_method_handler(self._infer)
-        if method in ASKING or method == ONE:
-            return grpc.unary_unary_rpc_method_handler(self._asked(method, method == ONE))
+        if method in ASKING:
+            return grpc.unary_unary_rpc_method_handler(self._passing_on(method))
+        if method == ONE:
+            return grpc.unary_unary_rpc_method_handler(self._infer_once)
         return grpc.stream_stream_rpc_method_handler(_refuse)
 
-    def _asked(self, method: str, infers: bool) -> Any:
-        """What passes a call on. infers: what it asks may break Triton."""
-
-        async def ask(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+    def _passing_on(self, method: str) -> Any:
+        async def pass_on(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
             try:
-                if infers:
-                    check_message(request)
-                found: bytes = await self._triton.unary_unary(method)(request)
-                return found
-            except RefusedError as error:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+                answer: bytes = await self._triton.unary_unary(method)(request)
+                return answer
             except grpc.aio.AioRpcError as error:
                 await context.abort(error.code(), error.details() or "")
-            raise AssertionError  # abort raises
+                raise  # never: abort does
 
-        return ask
+        return pass_on
+
+    async def _infer_once(self, content: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        try:
+            check_message(read_message(content), len(content))
+            self._room.take_call()
+        except NoRoomError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        except RefusedError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        try:
+            answer: bytes = await self._passing_on(ONE)(content, context)
+            return answer
+        finally:
+            self._room.calls -= 1
 
     async def _infer(
         self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> None:
         """A stream of requests and their answers."""
-        stream = GrpcStream(self._triton.stream_stream(STREAM), context)
+        stream = GrpcStream(self._triton.stream_stream(STREAM), context, self._room)
         try:
             await stream.run(requests, self._leaving)
         except grpc.aio.AioRpcError as error:

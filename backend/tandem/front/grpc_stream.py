@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -12,14 +13,17 @@ from typing import Final, NamedTuple
 import grpc
 from tritonclient.grpc import service_pb2
 
-from tandem.front import CANCEL, CANCEL_ID
-from tandem.front.checks import RefusedError, check_message
+from tandem.front import CANCEL, CANCEL_ID, STALL_S
+from tandem.front.checks import RefusedError, check_message, check_names, read_message
+from tandem.front.room import Room
 
-FINAL: Final = b"\x15triton_final_response\x12\x02\x08\x01"
-NOT_TAKEN: Final = b"\x12\x00"
-"""In a request's last response, and at the end of one that no model was asked for; in no others,
-unless their text happens to have it."""
-MOST_NAMES: Final = 256
+logger = logging.getLogger(__name__)
+
+FINAL, EMPTY_FINAL = "triton_final_response", "triton_enable_empty_final_response"
+"""Parameters: of a request's last response; of a request, whose last response comes also where it
+says nothing."""
+MOST_UNDER_WAY, MOST_NAMES = 64, 256
+"""Requests of a stream, of which the next one waits, and those that may be taken back."""
 LEAVE_S: Final = 1.0
 """For a stream to end behind its client."""
 
@@ -44,25 +48,29 @@ class GrpcStream:
     cancelled after a second, for models that cannot take back.)
     """
 
-    def __init__(self, open_: Open, client: grpc.aio.ServicerContext) -> None:
+    def __init__(self, open_: Open, client: grpc.aio.ServicerContext, room: Room) -> None:
         """open_: a stream to Triton."""
         self._open = open_
         self._triton = open_()
         self._client = client
+        self._room = room
         self._to_triton, self._to_client = asyncio.Lock(), asyncio.Lock()
         """gRPC takes one message at a time."""
+        self._places = asyncio.Semaphore(MOST_UNDER_WAY)
         self._names: deque[Name] = deque(maxlen=MOST_NAMES)
-        """Of what may not be answered yet."""
+        """Of those under way, and of some that are answered."""
         self._under_way = 0
-        self._left = False
+        self._asked_for_empty = False
+        self._left = self._closed = False
 
     async def run(self, requests: AsyncIterator[bytes], leaving: set[asyncio.Task[None]]) -> None:
         """Until all is answered. Raises AioRpcError where Triton ends the stream otherwise. What is
         left to do where the client has left goes on in a task of `leaving`."""
         # Tasks of their own: what is cancelled as it reads or writes cancels Triton's stream.
         answering = asyncio.create_task(self._answer())
-        answering.add_done_callback(_looked_at)
+        answering.add_done_callback(self._close)
         passing = asyncio.create_task(self._pass_on(requests))
+        passing.add_done_callback(self._look_at)
         try:
             await asyncio.shield(answering)
         except asyncio.CancelledError:
@@ -74,18 +82,44 @@ class GrpcStream:
         finally:
             passing.cancel()
 
+    def _close(self, answering: asyncio.Task[None]) -> None:
+        """Behind the last answer. How it ended is told to a client that is there."""
+        if not answering.cancelled():
+            answering.exception()
+        self._closed = True
+        self._room.calls -= self._under_way
+
+    def _look_at(self, passing: asyncio.Task[None]) -> None:
+        if not passing.cancelled() and (error := passing.exception()):
+            logger.error("A client's requests are no longer passed on.", exc_info=error)
+            self._triton.cancel()
+
     async def _pass_on(self, requests: AsyncIterator[bytes]) -> None:
         """The client's requests, until it has no more. What is refused is answered here."""
         async for content in requests:
+            await self._places.acquire()
+            if self._closed:
+                return
+            request = service_pb2.ModelInferRequest()
             try:
-                request = check_message(content)
+                request = read_message(content)
+                check_message(request, len(content))
+                self._take(request)
             except RefusedError as error:
-                await self._say(_refusal(str(error)))
+                self._places.release()
+                await self._say(_refusal(request.id, str(error)))
             else:
-                self._under_way += 1
-                self._names.append(_named(request))
                 await asyncio.shield(self._tell(request.SerializeToString()))
         await asyncio.shield(self._tell(None))
+
+    def _take(self, request: service_pb2.ModelInferRequest) -> None:
+        """Among those under way. Raises RefusedError."""
+        name = _named(request)
+        self._room.take_call()
+        self._under_way += 1
+        self._names.append(name)
+        self._asked_for_empty |= request.parameters[EMPTY_FINAL].bool_param
+        request.parameters[EMPTY_FINAL].bool_param = True
 
     async def _tell(self, request: bytes | None) -> None:
         """None: there is no request any more."""
@@ -98,20 +132,27 @@ class GrpcStream:
                     await self._triton.write(request)
 
     async def _answer(self) -> None:
-        while (answer := await self._triton.read()) is not grpc.aio.EOF:
-            if FINAL in answer or answer.endswith(NOT_TAKEN):
+        while (content := await self._triton.read()) is not grpc.aio.EOF:
+            answer = service_pb2.ModelStreamInferResponse.FromString(content)
+            final = _is_final(answer)
+            if self._asked_for_empty or not (final and _is_empty(answer)):
+                await self._say(content)
+            if final:
                 self._under_way -= 1
-            if self._under_way <= 0:
+                self._room.calls -= 1
+                self._places.release()
+            if not self._under_way:
                 self._names.clear()
-            await self._say(answer)
 
     async def _say(self, answer: bytes) -> None:
         async with self._to_client:
-            if not self._left:
-                try:
+            if self._left:
+                return
+            try:
+                async with asyncio.timeout(STALL_S):
                     await self._client.write(answer)
-                except (grpc.aio.InternalError, asyncio.InvalidStateError):
-                    self._left = True
+            except (grpc.aio.InternalError, asyncio.InvalidStateError, TimeoutError):
+                self._left = True
 
     async def _leave(self, answering: asyncio.Task[None]) -> None:
         with suppress(TimeoutError, grpc.aio.AioRpcError):
@@ -133,18 +174,27 @@ class GrpcStream:
             pass
 
 
-def _looked_at(task: asyncio.Task[None]) -> None:
-    """How it ended is told to the client, where it is there, and else to nobody."""
-    if not task.cancelled():
-        task.exception()
+def _is_final(answer: service_pb2.ModelStreamInferResponse) -> bool:
+    """Or an error of a request that no model was asked for."""
+    parameters = answer.infer_response.parameters
+    return parameters[FINAL].bool_param if FINAL in parameters else bool(answer.error_message)
+
+
+def _is_empty(answer: service_pb2.ModelStreamInferResponse) -> bool:
+    return not answer.error_message and not answer.infer_response.outputs
 
 
 def _named(request: service_pb2.ModelInferRequest) -> Name:
-    """Its name, which it may have by itself."""
-    parameter = request.parameters[CANCEL_ID]
-    if parameter.WhichOneof("parameter_choice") is None:
-        parameter.string_param = token_hex(16)
-    return Name(request.model_name, request.model_version, parameter.string_param)
+    """Its name, which it may have by itself. Raises RefusedError."""
+    said = {
+        key: request.parameters[key].string_param
+        for key in (CANCEL, CANCEL_ID)
+        if key in request.parameters
+    }
+    name = check_names(said)
+    if not name:
+        name = request.parameters[CANCEL_ID].string_param = token_hex(16)
+    return Name(request.model_name, request.model_version, name)
 
 
 def _taking_back(one: Name) -> bytes:
@@ -154,7 +204,9 @@ def _taking_back(one: Name) -> bytes:
     return content
 
 
-def _refusal(sentence: str) -> bytes:
+def _refusal(request_id: str, sentence: str) -> bytes:
     """As Triton has them on a stream."""
-    answer: bytes = service_pb2.ModelStreamInferResponse(error_message=sentence).SerializeToString()
-    return answer
+    answer = service_pb2.ModelStreamInferResponse(error_message=sentence)
+    answer.infer_response.id = request_id
+    content: bytes = answer.SerializeToString()
+    return content

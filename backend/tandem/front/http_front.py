@@ -18,17 +18,21 @@ from aiohttp import (
 )
 from yarl import URL
 
-from tandem.front import CANCEL, CANCEL_ID
-from tandem.front.checks import RefusedError, check_tensors, read_json
+from tandem.front import CANCEL, CANCEL_ID, STALL_S
+from tandem.front.bodies import TooLargeError, body_of
+from tandem.front.checks import RefusedError, check_names, check_tensors, read_json
+from tandem.front.room import NoRoomError, Room
 
 _MODEL: Final = r"/v2/models/[\w-][\w.-]*(/versions/\d+)?"
 _ASKING: Final = re.compile(rf"/v2(/health/(live|ready))?|{_MODEL}(/(ready|config|stats))?")
-_GENERATING: Final = re.compile(rf"{_MODEL}/generate(_stream)?")
-_INFERRING: Final = re.compile(rf"{_MODEL}/infer")
+_INFERRING: Final = re.compile(rf"{_MODEL}/(infer|generate|generate_stream)")
 _METRICS: Final = "/metrics"
 JSON_BYTES: Final = "Inference-Header-Content-Length"
 """Of a body, those before its tensors' binary data. (Triton's protocol, binary data extension.)"""
 _PASSED_ON: Final = ("Content-Type", JSON_BYTES)
+_AS_IT_IS: Final = {"Accept-Encoding": "identity"}
+_STATUS: Final = {NoRoomError: 503, TooLargeError: 413}
+_COUNT: Final = re.compile("[0-9]{1,10}")
 _TAKE_BACK: Final = ClientTimeout(total=5.0)
 """Nobody waits for it."""
 
@@ -41,53 +45,55 @@ class HttpFront:
     client is taken back by it.
     """
 
-    def __init__(self, triton: str, session: ClientSession, most_calls: int) -> None:
-        """triton: host:port. most_calls: at a time, of which one more is refused."""
+    def __init__(self, triton: str, session: ClientSession, room: Room, most_bytes: int) -> None:
+        """triton: host:port. most_bytes: of a body."""
         self._triton = f"http://{triton}"
         self._session = session
-        self._most_calls = most_calls
-        self._calls = 0
+        self._room = room
+        self._most_bytes = most_bytes
         self._telling: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """Behind the last request: what those that were left have to be told is told."""
+        await asyncio.gather(*self._telling)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """One request; cancelled where its client has left."""
-        if self._calls >= self._most_calls:
-            return refusal(503, f"{self._calls} requests are under way: try again later.")
-        self._calls += 1
-        try:
-            return await self._answer(request)
-        except RefusedError as error:
-            return refusal(400, str(error))
-        except web.HTTPRequestEntityTooLarge:
-            return refusal(413, "The body is larger than this server takes: send less.")
-        finally:
-            self._calls -= 1
-
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        path, name = request.raw_path.partition("?")[0], ""
+        path = request.raw_path.partition("?")[0]
         if request.method == "GET" and _ASKING.fullmatch(path):
             return await self._pass_on(request, path, None)
-        if request.method != "POST":
+        if request.method != "POST" or not _INFERRING.fullmatch(path):
             return not_let_in()
-        if _GENERATING.fullmatch(path):
-            body, name = named(await request.read())
-        elif _INFERRING.fullmatch(path):
-            body = await request.read()
+        try:
+            async with body_of(request, self._most_bytes, self._room) as body:
+                return await self._infer(request, path, body)
+        except RefusedError as error:
+            return refusal(_STATUS.get(type(error), 400), str(error))
+        except web.RequestPayloadError as error:
+            return refusal(400, f"The body cannot be read ({error}): send it again.")
+
+    async def _infer(self, request: web.BaseRequest, path: str, body: bytes) -> web.StreamResponse:
+        name = ""
+        if path.endswith("/infer"):
             check_tensors(read_json(body[: _json_bytes(request, len(body))]), len(body))
         else:
-            return not_let_in()
+            body, name = named(body)
+        self._room.take_call()
         try:
             return await self._pass_on(request, path, body)
         except (asyncio.CancelledError, ConnectionError):  # the client has left
             if name:
                 self._take_back(path, name)
             raise
+        finally:
+            self._room.calls -= 1
 
     async def _pass_on(
         self, request: web.BaseRequest, path: str, body: bytes | None
     ) -> web.StreamResponse:
         """Only headers that Triton needs go with it, and the answer's that its reader needs."""
-        url, headers = URL(self._triton + path, encoded=True), kept(request.headers)
+        url = URL(self._triton + path, encoded=True)
+        headers = kept(request.headers) | _AS_IT_IS
         try:
             answer = await self._session.request(
                 request.method, url, data=body, headers=headers, allow_redirects=False
@@ -124,7 +130,7 @@ class MetricsFront:
         if (request.method, request.raw_path) != ("GET", _METRICS):
             return not_let_in()
         try:
-            answer = await self._session.get(self._url)
+            answer = await self._session.get(self._url, headers=_AS_IT_IS)
         except ClientError:
             return no_answer()
         async with answer:
@@ -138,8 +144,11 @@ async def _relay(answer: ClientResponse, request: web.BaseRequest) -> web.Stream
     await response.prepare(request)
     try:
         async for piece in answer.content.iter_any():
-            await response.write(piece)
+            async with asyncio.timeout(STALL_S):
+                await response.write(piece)
         await response.write_eof()
+    except TimeoutError as error:
+        raise ConnectionError("The client reads nothing.") from error
     except ClientPayloadError:
         if request.transport is not None:
             request.transport.abort()
@@ -150,10 +159,11 @@ def named(body: bytes) -> tuple[bytes, str]:
     """A request to generate with a name by which it can be taken back, and the name; "" where it
     has none. Raises RefusedError."""
     said = read_json(body)
-    if not isinstance(said, dict) or CANCEL in said:
+    if not isinstance(said, dict):
         return body, ""
-    if CANCEL_ID in said:
-        return body, str(said[CANCEL_ID])
+    name = check_names(said)
+    if name or CANCEL in said:
+        return body, name
     name = token_hex(16)
     members = body.lstrip()[1:]
     return b'{"%b": "%b"%b%b' % (
@@ -188,6 +198,6 @@ def not_let_in() -> web.Response:
 
 def _json_bytes(request: web.BaseRequest, size: int) -> int:
     said = request.headers.get(JSON_BYTES, str(size))
-    if not said.isdecimal() or int(said) > size:
+    if not _COUNT.fullmatch(said) or int(said) > size:
         raise RefusedError(f"{JSON_BYTES} is {said[:32]!r}: send the bytes of the body's JSON.")
     return int(said)

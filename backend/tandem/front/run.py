@@ -3,30 +3,52 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import resource
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import Final
 
 import grpc
 from aiohttp import ClientSession, ClientTimeout, TCPConnector, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from tandem.errors import ConfigError
 from tandem.front import MOST_BYTES, MOST_CALLS
 from tandem.front.grpc_front import GrpcFront
 from tandem.front.http_front import HttpFront, MetricsFront
+from tandem.front.room import Room
 
-_CHANNEL = [
+HELD_BYTES: Final = 256 << 20
+"""Of all bodies together that are on their way."""
+_TO_TRITON: Final = [
     ("grpc.max_receive_message_length", -1),  # of what Triton answers
     # It may be loading models, which takes long.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
+_TO_CLIENTS: Final = [
+    ("grpc.so_reuseport", 0),  # a port that is taken is taken
+    # Who is gone without a word is found out; who asks whether this is there may.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+]
+_KEEP_ALIVE: Final = {
+    socket.TCP_KEEPIDLE: 30,
+    socket.TCP_KEEPINTVL: 10,
+    socket.TCP_KEEPCNT: 3,
+}
 _CONNECT_S = 5.0
 _GRACE_S = 5.0  # for answers that are on their way when the front ends
 _IDLE_S = 75.0  # that a connection is kept without a request
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+Closing = Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -50,12 +72,16 @@ class FrontOptions:
 async def serve(options: FrontOptions) -> None:
     """Until SIGINT or SIGTERM. Raises ConfigError where an address cannot be had."""
     _allow_connections()
+    _log_no_mistakes_of_clients()
     asked_to_end = asyncio.Event()
     for one in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(one, asked_to_end.set)
     async with AsyncExitStack() as stack:
+        closing: list[Closing] = []
         if options.triton_grpc:
-            await stack.enter_async_context(_grpc(options, options.triton_grpc))
+            channel = grpc.aio.insecure_channel(options.triton_grpc, _TO_TRITON)
+            await stack.enter_async_context(channel)
+            closing.append(await _grpc(options, channel))
         session = await stack.enter_async_context(
             ClientSession(
                 connector=TCPConnector(limit=0),
@@ -63,57 +89,61 @@ async def serve(options: FrontOptions) -> None:
             )
         )
         if options.triton_http:
-            front = HttpFront(options.triton_http, session, options.most_calls)
-            await stack.enter_async_context(_http(front.handle, options, options.http_port))
+            room = Room(options.most_calls, HELD_BYTES)
+            front = HttpFront(options.triton_http, session, room, options.most_bytes)
+            stack.push_async_callback(front.close)
+            closing.append(await _http(front.handle, options.host, options.http_port))
         if options.triton_metrics:
             metrics = MetricsFront(options.triton_metrics, session)
-            await stack.enter_async_context(_http(metrics.handle, options, options.metrics_port))
+            closing.append(await _http(metrics.handle, options.host, options.metrics_port))
         await asked_to_end.wait()
+        await asyncio.gather(*(close() for close in closing))
 
 
-@asynccontextmanager
-async def _grpc(options: FrontOptions, triton: str) -> AsyncIterator[None]:
-    async with grpc.aio.insecure_channel(triton, _CHANNEL) as channel:
-        server = grpc.aio.server(
-            handlers=[GrpcFront(channel)],
-            options=[
-                ("grpc.max_receive_message_length", options.most_bytes),
-                ("grpc.so_reuseport", 0),  # a port that is taken is taken
-            ],
-            maximum_concurrent_rpcs=options.most_calls,
-        )
-        address = _address(options.host, options.grpc_port)
-        try:
-            server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise _taken(address, error) from None
-        await server.start()
-        try:
-            yield
-        finally:
-            await server.stop(_GRACE_S)
+async def _grpc(options: FrontOptions, triton: grpc.aio.Channel) -> Closing:
+    front = GrpcFront(triton, Room(options.most_calls))
+    most = ("grpc.max_receive_message_length", options.most_bytes)
+    server = grpc.aio.server(handlers=[front], options=[most, *_TO_CLIENTS])
+    address = _address(options.host, options.grpc_port)
+    try:
+        server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise _taken(address, error) from None
+    await server.start()
+
+    async def close() -> None:
+        await server.stop(_GRACE_S)
+        await front.close()
+
+    return close
 
 
-@asynccontextmanager
-async def _http(handler: Handler, options: FrontOptions, port: int) -> AsyncIterator[None]:
-    app = web.Application(client_max_size=options.most_bytes)
+async def _http(handler: Handler, host: str, port: int) -> Closing:
+    app = web.Application()
     app.router.add_route("*", "/{path:.*}", handler)
     runner = web.AppRunner(
         app,
         handler_cancellation=True,  # where the client leaves
         access_log=None,
+        auto_decompress=False,
         keepalive_timeout=_IDLE_S,
-        shutdown_timeout=_GRACE_S,
+        shutdown_timeout=_GRACE_S / 2,  # aiohttp takes it twice
     )
     await runner.setup()
     try:
-        await web.TCPSite(runner, options.host, port).start()
+        await web.SockSite(runner, _listening(host, port)).start()
     except OSError as error:
-        raise _taken(_address(options.host, port), error) from None
-    else:
-        yield
-    finally:
-        await runner.cleanup()
+        raise _taken(_address(host, port), error) from None
+    return runner.cleanup
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """What accepts connections that find out when the other end is gone without a word."""
+    family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listening = socket.create_server(address[:2], family=family)
+    for option, value in _KEEP_ALIVE.items():
+        listening.setsockopt(socket.IPPROTO_TCP, option, value)
+    return listening
 
 
 def _taken(address: str, error: Exception) -> ConfigError:
@@ -128,3 +158,10 @@ def _allow_connections() -> None:
     """As many as this process may have: each request needs two."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _log_no_mistakes_of_clients() -> None:
+    """aiohttp would log what is no HTTP as an error of its own, with a traceback."""
+    logging.getLogger("aiohttp.server").addFilter(
+        lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+    )

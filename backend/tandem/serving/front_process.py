@@ -89,9 +89,9 @@ class FrontProcess:
 
 
 @contextmanager
-def front_before(triton: Endpoints) -> Iterator[FrontProcess]:
-    """One that is ready, before a Triton, on free ports of this machine."""
-    front = FrontProcess(Door())
+def front_before(triton: Endpoints, door: Door | None = None) -> Iterator[FrontProcess]:
+    """One that is ready, before a Triton; on free ports of this machine, unless told otherwise."""
+    front = FrontProcess(door or Door())
     try:
         front.start(triton)
         front.wait_ready()

@@ -1,0 +1,64 @@
+"""The bodies of HTTP requests."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from aiohttp import web
+
+from tandem.front.checks import RefusedError
+from tandem.front.room import Room
+from tandem.validation import short
+
+READ_S: Final = 60.0
+"""For a body to arrive."""
+_ANY_HEADER: Final = 32 + zlib.MAX_WBITS
+"""Of gzip or of zlib."""
+_PACKED: Final = ("gzip", "deflate")
+
+
+class TooLargeError(RefusedError):
+    """A body of too many bytes."""
+
+
+@asynccontextmanager
+async def body_of(request: web.BaseRequest, most: int, room: Room) -> AsyncIterator[bytes]:
+    """It, unpacked, which has its room while this is open. most: bytes, packed or not. Raises
+    RefusedError: it is larger, or late, or packed in another way."""
+    pieces = bytearray()
+    try:
+        await _read(request, most, room, pieces)
+        yield _unpacked(bytes(pieces), request.headers.get("Content-Encoding", ""), most)
+    finally:
+        room.bytes -= len(pieces)
+
+
+async def _read(request: web.BaseRequest, most: int, room: Room, into: bytearray) -> None:
+    try:
+        async with asyncio.timeout(READ_S):
+            async for piece in request.content.iter_any():
+                if len(into) + len(piece) > most:
+                    raise TooLargeError(f"The body is of more than {most} bytes: send less.")
+                room.take_bytes(len(piece))
+                into += piece
+    except TimeoutError:
+        raise RefusedError(f"The body has not arrived in {READ_S:g} s: send it again.") from None
+
+
+def _unpacked(packed: bytes, how: str, most: int) -> bytes:
+    if how in ("", "identity"):
+        return packed
+    if how not in _PACKED:
+        raise RefusedError(f"The body is packed by {short(how)}: send it plain, or by gzip.")
+    unpacking = zlib.decompressobj(_ANY_HEADER)
+    try:
+        body = unpacking.decompress(packed, most + 1)
+    except zlib.error:
+        raise RefusedError(f"The body is not packed by {how}: send it as it says.") from None
+    if len(body) > most:
+        raise TooLargeError(f"The body is of more than {most} bytes: send less.")
+    return body
