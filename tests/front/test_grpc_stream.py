@@ -20,7 +20,7 @@ class Triton(grpc.GenericRpcHandler):
     """Answers a request twice, the second time when it may, or when it is taken back."""
 
     def __init__(self):
-        self.takes_back, self.says_nothing_at_last = True, False
+        self.takes_back, self.says_nothing_at_last, self.text = True, False, b""
         self.may_end: dict[str, asyncio.Event] = {}
         self.taken_back, self.ends = [], []
 
@@ -49,6 +49,7 @@ class Triton(grpc.GenericRpcHandler):
         says_nothing = self.says_nothing_at_last
         response = service_pb2.ModelStreamInferResponse()
         response.infer_response.outputs.add(name="text_output")
+        response.infer_response.raw_output_contents.append(self.text)
         async with turn:
             await context.write(response.SerializeToString())
         await may_end.wait()
@@ -239,5 +240,20 @@ def test_an_empty_last_response_is_for_those_who_ask_for_it(asks):
             while (content := await stream.read()) is not grpc.aio.EOF:
                 rest.append(final(content))
             assert rest == [True] * (3 if asks else 2)
+
+    asyncio.run(run())
+
+
+def test_who_reads_nothing_has_left(monkeypatch):
+    monkeypatch.setattr(grpc_stream, "STALL_S", 0.3)
+
+    async def run():
+        async with world() as (triton, stream):
+            triton.text = b"a" * (1 << 20)  # which does not fit into gRPC's windows
+            for _ in range(20):
+                await stream.write(ASKED)
+            await until(lambda: triton.ends)
+            assert triton.ends == ["closed"]
+            assert set(triton.taken_back) >= {*list(triton.may_end)[-5:]}
 
     asyncio.run(run())

@@ -61,11 +61,13 @@ class GrpcStream:
         """Of those under way, and of some that are answered."""
         self._under_way = 0
         self._asked_for_empty = False
+        self._running: asyncio.Task[None] | None = None
         self._left = self._closed = False
 
     async def run(self, requests: AsyncIterator[bytes], leaving: set[asyncio.Task[None]]) -> None:
         """Until all is answered. Raises AioRpcError where Triton ends the stream otherwise. What is
         left to do where the client has left goes on in a task of `leaving`."""
+        self._running = asyncio.current_task()
         # Tasks of their own: what is cancelled as it reads or writes cancels Triton's stream.
         answering = asyncio.create_task(self._answer())
         answering.add_done_callback(self._close)
@@ -151,8 +153,11 @@ class GrpcStream:
             try:
                 async with asyncio.timeout(STALL_S):
                     await self._client.write(answer)
-            except (grpc.aio.InternalError, asyncio.InvalidStateError, TimeoutError):
-                self._left = True
+            except (grpc.aio.InternalError, asyncio.InvalidStateError):
+                self._left = True  # which gRPC tells too
+            except TimeoutError:
+                assert self._running is not None
+                self._running.cancel("The client reads nothing.")
 
     async def _leave(self, answering: asyncio.Task[None]) -> None:
         with suppress(TimeoutError, grpc.aio.AioRpcError):

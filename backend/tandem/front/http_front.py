@@ -138,7 +138,8 @@ class MetricsFront:
 
 
 async def _relay(answer: ClientResponse, request: web.BaseRequest) -> web.StreamResponse:
-    """What comes goes on as it comes. Where Triton ends within it the client's connection does."""
+    """What comes goes on as it comes. Where Triton ends within it the client's connection does, and
+    a client that reads nothing has left."""
     response = web.StreamResponse(status=answer.status, headers=kept(answer.headers))
     response.content_length = answer.content_length
     await response.prepare(request)
@@ -147,11 +148,10 @@ async def _relay(answer: ClientResponse, request: web.BaseRequest) -> web.Stream
             async with asyncio.timeout(STALL_S):
                 await response.write(piece)
         await response.write_eof()
-    except TimeoutError as error:
-        raise ConnectionError("The client reads nothing.") from error
-    except ClientPayloadError:
+    except (ClientPayloadError, TimeoutError) as error:
         if request.transport is not None:
             request.transport.abort()
+        raise asyncio.CancelledError from error
     return response
 
 

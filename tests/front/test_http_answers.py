@@ -1,0 +1,153 @@
+"""What clients and Triton see of each other over HTTP, by one that is none."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import RawTestServer
+
+from tandem.front import http_front
+from tandem.front.http_front import HttpFront
+from tandem.front.room import Room
+
+PATH = "/v2/models/tandem/generate_stream"
+ASKED = {"text_input": "a"}
+
+
+class Triton:
+    """Says one piece, and then what it is told to."""
+
+    def __init__(self):
+        self.asked, self.goes_on = [], asyncio.Event()
+        self.piece, self.pieces, self.breaks_off = b"data", 0, False
+
+    async def handle(self, request):
+        self.asked.append(await request.json())
+        if "cancel" in self.asked[-1]:
+            return web.json_response({})
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(self.piece)
+        await self.goes_on.wait()
+        for _ in range(self.pieces):
+            await response.write(self.piece)
+        if self.breaks_off:
+            request.transport.abort()
+        return response
+
+    def taken_back(self):
+        return [one["cancel"] for one in self.asked if "cancel" in one]
+
+
+@asynccontextmanager
+async def world(room=None):
+    """A Triton, a client's session, and where its front is."""
+    triton = Triton()
+    behind = RawTestServer(triton.handle)
+    async with asyncio.timeout(20), aiohttp.ClientSession() as session:
+        await behind.start_server()
+        front = HttpFront(f"127.0.0.1:{behind.port}", session, room or Room(10, 1 << 20), 1 << 20)
+        before = RawTestServer(front.handle)
+        await before.start_server()
+        async with aiohttp.ClientSession() as client:
+            yield triton, client, before.make_url(PATH)
+        triton.goes_on.set()
+        await before.close()
+        await front.close()
+        await behind.close()
+
+
+async def until(holds):
+    while not holds():
+        await asyncio.sleep(0.01)
+
+
+def test_who_leaves_is_taken_back_by_the_name_that_it_got():
+    room = Room(10, 1 << 20)
+
+    async def run():
+        async with world(room) as (triton, client, url):
+            async with client.post(url, json=ASKED) as answer:
+                assert await answer.content.readany() == b"data"
+                assert (room.calls, room.bytes) == (1, len('{"text_input": "a"}'))
+                answer.close()
+            await until(triton.taken_back)
+            assert triton.taken_back() == [triton.asked[0]["cancel_id"]]
+            assert (room.calls, room.bytes) == (0, 0)
+
+    asyncio.run(run())
+
+
+def test_who_reads_nothing_has_left(monkeypatch):
+    monkeypatch.setattr(http_front, "STALL_S", 0.3)
+
+    async def run():
+        async with world() as (triton, client, url):
+            triton.piece, triton.pieces = b"a" * (1 << 20), 64
+            async with client.post(url, json=ASKED) as answer:
+                await answer.content.readany()
+                triton.goes_on.set()
+                await until(triton.taken_back)
+                with pytest.raises(aiohttp.ClientError):
+                    await answer.read()
+
+    asyncio.run(run())
+
+
+def test_an_answer_that_breaks_off_is_no_whole_one():
+    async def run():
+        async with world() as (triton, client, url):
+            triton.breaks_off = True
+            async with client.post(url, json=ASKED) as answer:
+                await answer.content.readany()
+                triton.goes_on.set()
+                with pytest.raises(aiohttp.ClientError):
+                    await answer.read()
+
+    asyncio.run(run())
+
+
+def test_who_has_its_answer_is_not_taken_back():
+    async def run():
+        async with world() as (triton, client, url):
+            triton.goes_on.set()
+            async with client.post(url, json=ASKED) as answer:
+                assert await answer.read() == b"data"
+            await asyncio.sleep(0.2)
+            assert len(triton.asked) == 1
+
+    asyncio.run(run())
+
+
+def test_a_body_that_there_is_no_room_for_is_refused_and_leaves_none_taken():
+    room = Room(10, 1000)
+
+    async def run():
+        async with world(room) as (triton, client, url):
+            async with client.post(url, json={"text_input": "a" * 2000}) as answer:
+                assert answer.status == 503
+                assert "bodies are on their way" in (await answer.json())["error"]
+            assert (room.bytes, triton.asked) == (0, [])
+
+    asyncio.run(run())
+
+
+def test_a_body_that_does_not_arrive_is_refused(monkeypatch):
+    monkeypatch.setattr("tandem.front.bodies.READ_S", 0.2)
+
+    async def slowly():
+        yield b"{"
+        await asyncio.sleep(2)
+        yield b"}"
+
+    async def run():
+        async with (
+            world() as (triton, client, url),
+            client.post(url, data=slowly()) as answer,
+        ):
+            assert (answer.status, triton.asked) == (400, [])
+            assert "not arrived in 0.2 s" in (await answer.json())["error"]
+
+    asyncio.run(run())
