@@ -13,7 +13,6 @@ import os
 import queue
 import threading
 import time
-from collections import deque
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,7 @@ CANCEL_SHARE = 0.005  # of the time, to look in: Triton answers for one request 
 NAMELESS = "A request without an id"
 DRAIN_POLL_S = 0.5
 IDLE_POLLS = 10
-EARLY_S, MOST_EARLY = 5.0, 64  # in which a request may come behind the one that takes it back
+EARLY_S, MOST_EARLY = 5.0, 4096  # in which a request may come behind the one that takes it back
 GIVEN_UP_S = 1.0
 """Triton asks a model's process for a sign of life while it loads, and waits so long for one."""
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -78,7 +77,7 @@ class TritonPythonModel:
             raise
         self.board.look()  # a model that is ready is said to be up
         self.active: dict[str, ResponseStream] = {}
-        self.early: deque[tuple[str, float]] = deque(maxlen=MOST_EARLY)
+        self.early: dict[str, float] = {}
         self.stopping = threading.Event()
         load = Load(os.getppid(), args["model_name"], args["model_version"])
         self.drain = Drain(load, config.drain_timeout)
@@ -124,13 +123,15 @@ class TritonPythonModel:
         for request_id in found:
             self._abort(request_id)
         if not found:
-            self.early.append((cancel_id, time.monotonic()))
+            self.early[cancel_id] = time.monotonic()
+            if len(self.early) > MOST_EARLY:
+                del self.early[next(iter(self.early))]
         response = pb_utils.InferenceResponse([_strings("text_output", "")])
         sender.send(response, flags=FINAL)
 
     def _taken_back_before(self, cancel_id: str) -> bool:
-        since = time.monotonic() - EARLY_S
-        return any(name == cancel_id != "" and at > since for name, at in self.early)
+        at = self.early.get(cancel_id) if cancel_id else None
+        return at is not None and time.monotonic() < at + EARLY_S
 
     def _abort(self, request_id: str) -> None:
         logger.debug("%s is cancelled.", request_id)

@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import threading
-from collections import deque
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -119,7 +118,7 @@ def arguments(folder):
 def model():
     model = TritonPythonModel()
     model.service, model.active, model.reports = FakeService(), {}, SimpleQueue()
-    model.max_prompt_bytes, model.early = 1000, deque()
+    model.max_prompt_bytes, model.early = 1000, {}
     return model
 
 

@@ -28,13 +28,14 @@ class Triton(grpc.GenericRpcHandler):
         return grpc.stream_stream_rpc_method_handler(self.infer)
 
     async def infer(self, requests, context):
-        answers, turn = [], asyncio.Lock()
+        answers, turn, taking_back = [], asyncio.Lock(), False
         try:
             async for content in requests:
                 request = service_pb2.ModelInferRequest.FromString(content)
                 names = {key: one.string_param for key, one in request.parameters.items()}
                 if "cancel" in names:
                     self.take_back(names["cancel"])
+                    taking_back = True
                 else:
                     may_end = self.may_end[names["cancel_id"]] = asyncio.Event()
                     answers.append(asyncio.create_task(self.answer(may_end, turn, context)))
@@ -42,7 +43,7 @@ class Triton(grpc.GenericRpcHandler):
         except asyncio.CancelledError:
             self.ends.append("cancelled")
             raise
-        if answers:
+        if not taking_back:
             self.ends.append("closed")
 
     async def answer(self, may_end, turn, context):
@@ -255,5 +256,54 @@ def test_who_reads_nothing_has_left(monkeypatch):
             await until(lambda: triton.ends)
             assert triton.ends == ["closed"]
             assert set(triton.taken_back) >= {*list(triton.may_end)[-5:]}
+            with pytest.raises(grpc.aio.AioRpcError, match=r"been read for 0\.3 s"):
+                while True:
+                    await stream.read()
+
+    asyncio.run(run())
+
+
+def test_a_front_that_fails_says_so_and_takes_back(monkeypatch):
+    async def run():
+        async with world() as (triton, stream):
+            monkeypatch.setattr(grpc_stream, "check_message", lambda *_: 1 / 0)
+            await stream.write(ASKED)
+            with pytest.raises(grpc.aio.AioRpcError, match="division by zero"):
+                await stream.read()
+            await until(lambda: triton.ends)
+            assert (triton.ends, triton.taken_back) == (["closed"], list(triton.may_end))
+
+    asyncio.run(run())
+
+
+def test_a_front_that_ends_takes_back_what_runs():
+    async def run():
+        triton = Triton()
+        async with started(triton) as channel:
+            front = GrpcFront(channel, Room(100))
+            async with started(front) as client:
+                streams = [client.stream_stream(STREAM)() for _ in range(20)]
+                for stream in streams:
+                    await stream.write(ASKED)
+                    await stream.read()
+            await front.close()
+            assert (triton.ends, len(triton.taken_back)) == (["closed"] * 20, 20)
+
+    asyncio.run(run())
+
+
+def test_a_client_that_asks_nothing_costs_triton_nothing():
+    async def run():
+        triton = Triton()
+        async with started(triton) as channel:
+            front = GrpcFront(channel, Room(100))
+            async with started(front) as client:
+                stream = client.stream_stream(STREAM)()
+                await stream.write(HUGE)
+                await stream.read()
+                await stream.done_writing()
+                assert await stream.read() is grpc.aio.EOF
+                assert await stream.code() == grpc.StatusCode.OK
+            assert not triton.ends and not triton.may_end
 
     asyncio.run(run())

@@ -71,7 +71,7 @@ def test_who_leaves_is_taken_back_by_the_name_that_it_got():
         async with world(room) as (triton, client, url):
             async with client.post(url, json=ASKED) as answer:
                 assert await answer.content.readany() == b"data"
-                assert (room.calls, room.bytes) == (1, len('{"text_input": "a"}'))
+                assert (room.calls, room.bytes) == (1, 2 * len('{"text_input": "a"}'))
                 answer.close()
             await until(triton.taken_back)
             assert triton.taken_back() == [triton.asked[0]["cancel_id"]]

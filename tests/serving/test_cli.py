@@ -127,11 +127,16 @@ def test_clients_reach_models_alone_unless_told_otherwise(repository: Path) -> N
 
 
 @pytest.mark.triton
-def test_a_front_that_ends_is_started_again(repository: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "said"), [(signal.SIGKILL, "has ended"), (signal.SIGSTOP, "does not answer")]
+)
+def test_a_front_that_ends_or_hangs_is_started_again(
+    repository: Path, number: signal.Signals, said: str
+) -> None:
     with serving(repository) as process:
         clients, _ = https(read_until(process, "Ctrl-C stops the server."))
-        front_of(process).kill()
-        read_until(process, "The front has ended: it is started again.")
+        front_of(process).send_signal(number)
+        read_until(process, f"The front {said}: it is started again.")
         deadline = time.monotonic() + 30
         while ask(clients, HEALTH).status != OK:
             assert time.monotonic() < deadline

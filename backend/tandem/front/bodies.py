@@ -11,7 +11,7 @@ from typing import Final
 from aiohttp import web
 
 from tandem.front.checks import RefusedError
-from tandem.front.room import Room
+from tandem.front.room import Room, Share
 from tandem.validation import short
 
 READ_S: Final = 60.0
@@ -29,24 +29,29 @@ class TooLargeError(RefusedError):
 async def body_of(request: web.BaseRequest, most: int, room: Room) -> AsyncIterator[bytes]:
     """It, unpacked, which has its room while this is open. most: bytes, packed or not. Raises
     RefusedError: it is larger, or late, or packed in another way."""
-    pieces = bytearray()
+    share = Share(room)
     try:
-        await _read(request, most, room, pieces)
-        yield _unpacked(bytes(pieces), request.headers.get("Content-Encoding", ""), most)
+        packed = await _read(request, most, share)
+        body = _unpacked(packed, request.headers.get("Content-Encoding", ""), most)
+        share.take(2 * len(body) - len(packed))  # for it, and as it is passed on
+        del packed
+        yield body
     finally:
-        room.bytes -= len(pieces)
+        share.give_back()
 
 
-async def _read(request: web.BaseRequest, most: int, room: Room, into: bytearray) -> None:
+async def _read(request: web.BaseRequest, most: int, share: Share) -> bytes:
+    pieces = bytearray()
     try:
         async with asyncio.timeout(READ_S):
             async for piece in request.content.iter_any():
-                if len(into) + len(piece) > most:
+                if len(pieces) + len(piece) > most:
                     raise TooLargeError(f"The body is of more than {most} bytes: send less.")
-                room.take_bytes(len(piece))
-                into += piece
+                share.take(len(piece))
+                pieces += piece
     except TimeoutError:
         raise RefusedError(f"The body has not arrived in {READ_S:g} s: send it again.") from None
+    return bytes(pieces)
 
 
 def _unpacked(packed: bytes, how: str, most: int) -> bytes:

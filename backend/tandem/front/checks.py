@@ -24,7 +24,7 @@ MOST_BRACKETS: Final = 50_000
 OF_TENSORS: Final = frozenset({"binary_data", "binary_data_size"})
 """Parameters that a tensor may have. (By `classification` of text tritonserver 2.51 ends, and
 shared memory is not for clients.)"""
-_TEXTS: Final = re.compile(rb'(?:"(?:[^"\\]++|\\.)*+(?:"|\Z)[^"\[{]*+)++', re.DOTALL)
+_TEXTS: Final = re.compile(rb'(?:"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)[^"\[{]*+)++', re.DOTALL)
 """And what is between them, up to the next bracket. Possessive, so that nothing is read twice."""
 _FIXED: Final = {1: 8, 5: 4}
 

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from tandem.front.checks import RefusedError, check_message, read_message
-from tandem.front.grpc_stream import GrpcStream
+from tandem.front.grpc_stream import BrokenOffError, GrpcStream
 from tandem.front.room import NoRoomError, Room
 
 SERVICE = "/inference.GRPCInferenceService/"
@@ -26,11 +26,14 @@ class GrpcFront(grpc.GenericRpcHandler):
     def __init__(self, triton: grpc.aio.Channel, room: Room) -> None:
         self._triton = triton
         self._room = room
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._streams: dict[asyncio.Task[None], GrpcStream] = {}
 
     async def close(self) -> None:
-        """Behind the last call: what those that were left have to be told is told."""
-        await asyncio.gather(*self._leaving)
+        """Behind the last call: Triton is told of what has lost its client."""
+        for stream in self._streams.values():
+            stream.leave()
+        if self._streams:
+            await asyncio.wait(self._streams)
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
         """Of any method."""
@@ -73,10 +76,24 @@ class GrpcFront(grpc.GenericRpcHandler):
     ) -> None:
         """A stream of requests and their answers."""
         stream = GrpcStream(self._triton.stream_stream(STREAM), context, self._room)
+        running = asyncio.create_task(stream.run(requests))
+        self._streams[running] = stream
+        running.add_done_callback(self._ended)
         try:
-            await stream.run(requests, self._leaving)
+            await asyncio.shield(running)  # which goes on where the client has left
+        except asyncio.CancelledError:
+            stream.leave()
+            raise
+        except BrokenOffError as error:
+            await context.abort(grpc.StatusCode.ABORTED, str(error))
         except grpc.aio.AioRpcError as error:
             await context.abort(error.code(), error.details() or "")
+
+    def _ended(self, running: asyncio.Task[None]) -> None:
+        """How is told to a client that is there, and else to nobody."""
+        del self._streams[running]
+        if not running.cancelled():
+            running.exception()
 
 
 async def _refuse(

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 import grpc
 from tritonclient.grpc import service_pb2
 
+from tandem.errors import TandemError
 from tandem.front import CANCEL, CANCEL_ID, STALL_S
 from tandem.front.checks import RefusedError, check_message, check_names, read_message
 from tandem.front.room import Room
@@ -29,6 +30,10 @@ LEAVE_S: Final = 1.0
 
 
 Open = Callable[[], grpc.aio.StreamStreamCall]
+
+
+class BrokenOffError(TandemError):
+    """A stream that the front has ended."""
 
 
 class Name(NamedTuple):
@@ -51,7 +56,6 @@ class GrpcStream:
     def __init__(self, open_: Open, client: grpc.aio.ServicerContext, room: Room) -> None:
         """open_: a stream to Triton."""
         self._open = open_
-        self._triton = open_()
         self._client = client
         self._room = room
         self._to_triton, self._to_client = asyncio.Lock(), asyncio.Lock()
@@ -61,47 +65,47 @@ class GrpcStream:
         """Of those under way, and of some that are answered."""
         self._under_way = 0
         self._asked_for_empty = False
-        self._running: asyncio.Task[None] | None = None
-        self._left = self._closed = False
+        self._triton: grpc.aio.StreamStreamCall | None = None
+        self._opened, self._over = asyncio.Event(), asyncio.Event()
+        self._broken_by = ""
 
-    async def run(self, requests: AsyncIterator[bytes], leaving: set[asyncio.Task[None]]) -> None:
-        """Until all is answered. Raises AioRpcError where Triton ends the stream otherwise. What is
-        left to do where the client has left goes on in a task of `leaving`."""
-        self._running = asyncio.current_task()
+    def leave(self) -> None:
+        """The client has left."""
+        self._over.set()
+
+    async def run(self, requests: AsyncIterator[bytes]) -> None:
+        """Until all is answered, or taken back. Raises AioRpcError where Triton ends the stream
+        otherwise, BrokenOffError where this does."""
         # Tasks of their own: what is cancelled as it reads or writes cancels Triton's stream.
         answering = asyncio.create_task(self._answer())
-        answering.add_done_callback(self._close)
         passing = asyncio.create_task(self._pass_on(requests))
         passing.add_done_callback(self._look_at)
-        try:
-            await asyncio.shield(answering)
-        except asyncio.CancelledError:
-            self._left = True
-            task = asyncio.create_task(self._leave(answering))
-            leaving.add(task)
-            task.add_done_callback(leaving.discard)
-            raise
-        finally:
-            passing.cancel()
-
-    def _close(self, answering: asyncio.Task[None]) -> None:
-        """Behind the last answer. How it ended is told to a client that is there."""
-        if not answering.cancelled():
-            answering.exception()
-        self._closed = True
+        over = asyncio.create_task(self._over.wait())
+        await asyncio.wait({answering, over}, return_when=asyncio.FIRST_COMPLETED)
+        over.cancel()
+        passing.cancel()
+        if not answering.done():
+            await self._leave(answering)
+        await asyncio.wait({passing, answering})
         self._room.calls -= self._under_way
+        if self._broken_by:
+            raise BrokenOffError(self._broken_by)
+        if not answering.cancelled():
+            answering.result()
 
     def _look_at(self, passing: asyncio.Task[None]) -> None:
         if not passing.cancelled() and (error := passing.exception()):
             logger.error("A client's requests are no longer passed on.", exc_info=error)
-            self._triton.cancel()
+            self._break_off(f"The front has failed ({error}): send the requests again.")
+
+    def _break_off(self, sentence: str) -> None:
+        self._broken_by = sentence
+        self._over.set()
 
     async def _pass_on(self, requests: AsyncIterator[bytes]) -> None:
         """The client's requests, until it has no more. What is refused is answered here."""
         async for content in requests:
             await self._places.acquire()
-            if self._closed:
-                return
             request = service_pb2.ModelInferRequest()
             try:
                 request = read_message(content)
@@ -112,6 +116,7 @@ class GrpcStream:
                 await self._say(_refusal(request.id, str(error)))
             else:
                 await asyncio.shield(self._tell(request.SerializeToString()))
+        self._opened.set()  # or it never will be
         await asyncio.shield(self._tell(None))
 
     def _take(self, request: service_pb2.ModelInferRequest) -> None:
@@ -128,12 +133,22 @@ class GrpcStream:
         # Triton may have ended, which the answers say.
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             async with self._to_triton:
-                if request is None:
+                if request is not None:
+                    await self._to_write_to().write(request)
+                elif self._triton is not None:
                     await self._triton.done_writing()
-                else:
-                    await self._triton.write(request)
+
+    def _to_write_to(self) -> grpc.aio.StreamStreamCall:
+        """Opened for the first request: those who send none cost Triton nothing."""
+        if self._triton is None:
+            self._triton = self._open()
+            self._opened.set()
+        return self._triton
 
     async def _answer(self) -> None:
+        await self._opened.wait()
+        if self._triton is None:
+            return
         while (content := await self._triton.read()) is not grpc.aio.EOF:
             answer = service_pb2.ModelStreamInferResponse.FromString(content)
             final = _is_final(answer)
@@ -148,23 +163,26 @@ class GrpcStream:
 
     async def _say(self, answer: bytes) -> None:
         async with self._to_client:
-            if self._left:
+            if self._over.is_set():
                 return
             try:
                 async with asyncio.timeout(STALL_S):
                     await self._client.write(answer)
             except (grpc.aio.InternalError, asyncio.InvalidStateError):
-                self._left = True  # which gRPC tells too
+                self.leave()
             except TimeoutError:
-                assert self._running is not None
-                self._running.cancel("The client reads nothing.")
+                self._break_off(f"Nothing of what is answered has been read for {STALL_S:g} s.")
 
     async def _leave(self, answering: asyncio.Task[None]) -> None:
+        """Ends the stream to Triton as one that was answered, or, where that takes long, not so."""
+        if self._triton is None:
+            answering.cancel()
+            return
         with suppress(TimeoutError, grpc.aio.AioRpcError):
             async with asyncio.timeout(LEAVE_S):
                 await self._tell(None)
                 await self._take_back()
-                await asyncio.wait([answering])
+                await asyncio.wait({answering})
         self._triton.cancel()
 
     async def _take_back(self) -> None:

@@ -147,7 +147,8 @@ async def _relay(answer: ClientResponse, request: web.BaseRequest) -> web.Stream
         async for piece in answer.content.iter_any():
             async with asyncio.timeout(STALL_S):
                 await response.write(piece)
-        await response.write_eof()
+        async with asyncio.timeout(STALL_S):
+            await response.write_eof()
     except (ClientPayloadError, TimeoutError) as error:
         if request.transport is not None:
             request.transport.abort()

@@ -14,7 +14,7 @@ class Room:
 
     def __init__(self, most_calls: int, most_bytes: int = 0) -> None:
         """most_bytes: of all bodies together."""
-        self._most_calls, self._most_bytes = most_calls, most_bytes
+        self._most_calls, self.most_bytes = most_calls, most_bytes
         self.calls = self.bytes = 0
 
     def take_call(self) -> None:
@@ -23,8 +23,22 @@ class Room:
             raise NoRoomError(f"{self.calls} requests are under way: try again later.")
         self.calls += 1
 
-    def take_bytes(self, count: int) -> None:
+
+class Share:
+    """What one of them has of the bytes."""
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self._bytes = 0
+
+    def take(self, count: int) -> None:
         """Raises NoRoomError."""
-        if self.bytes + count > self._most_bytes:
+        if self._room.bytes + count > self._room.most_bytes:
             raise NoRoomError("Too many bodies are on their way: try again later.")
-        self.bytes += count
+        self._room.bytes += count
+        self._bytes += count
+
+    def give_back(self) -> None:
+        """All of it."""
+        self._room.bytes -= self._bytes
+        self._bytes = 0

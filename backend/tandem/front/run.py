@@ -103,7 +103,8 @@ async def serve(options: FrontOptions) -> None:
 async def _grpc(options: FrontOptions, triton: grpc.aio.Channel) -> Closing:
     front = GrpcFront(triton, Room(options.most_calls))
     most = ("grpc.max_receive_message_length", options.most_bytes)
-    server = grpc.aio.server(handlers=[front], options=[most, *_TO_CLIENTS])
+    streams = ("grpc.max_concurrent_streams", options.most_calls)  # of a connection
+    server = grpc.aio.server(handlers=[front], options=[most, streams, *_TO_CLIENTS])
     address = _address(options.host, options.grpc_port)
     try:
         server.add_insecure_port(address)

@@ -173,7 +173,8 @@ def _client() -> str:
 def _watch(
     server: TritonServer, front: FrontProcess | None, console: Console, verbose: bool
 ) -> None:
-    """Shows what the log says, until the server ends. A front that ends is started again."""
+    """Shows what the log says, until the server ends, and starts a front again that has ended or
+    hangs."""
     log, lost = LogFollower(server.log_path), _LostModels(server, console)
     worth_showing = _ANYTHING if verbose else _TANDEM  # Triton's warnings at start are no news
     while True:
@@ -182,8 +183,8 @@ def _watch(
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
         worth_showing = _ANYTHING if verbose else _TANDEM_OR_TROUBLE
         lost.look()
-        if front and front.ended():
-            console.print("The front has ended: it is started again.")
+        if front and (fault := front.fault()):
+            console.print(f"The front {fault}: it is started again.")
             front.start(server.endpoints)
         if server.exit_code(timeout=0.25) is not None:
             raise ServingError(server.failure())

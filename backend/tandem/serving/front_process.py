@@ -19,6 +19,7 @@ from tandem.triton_http import NO_ANSWER, ask
 _LOOK_S = 0.02
 _READY_S = 60.0
 _END_S = 10.0
+_WATCH_S, _ANSWER_S, _HANGS_S = 2.0, 2.0, 8.0
 
 
 class Door(NamedTuple):
@@ -37,6 +38,7 @@ class FrontProcess:
         """Raises ServingError where a port cannot be had."""
         self._door = door._replace(ports=choose_ports(door.host, door.ports))
         self._process: subprocess.Popen[bytes] | None = None
+        self._next_look = self._last_answer = 0.0
 
     @property
     def endpoints(self) -> Endpoints:
@@ -51,6 +53,7 @@ class FrontProcess:
     def start(self, triton: Endpoints) -> None:
         """Returns at once. Before Triton listens it says so. What it has to say, to be ended by, it
         says itself, on stderr."""
+        self._last_answer = time.monotonic() + _READY_S  # until it has answered once
         door = self._door
         options = [f"--host={door.host}"]
         options += [f"--most-calls={door.most_calls}", f"--most-bytes={door.most_bytes}"]
@@ -76,13 +79,27 @@ class FrontProcess:
         """Whether it has, by itself."""
         return self._process is not None and self._process.poll() is not None
 
-    def stop(self) -> None:
-        """Lets what is on its way arrive, for a few seconds."""
+    def fault(self) -> str:
+        """What is wrong with it, where it has to be started again; looked for once in a while."""
+        if self.ended():
+            return "has ended"
+        now = time.monotonic()
+        if now >= self._next_look:
+            answers = ask(self.endpoints.metrics, "/", timeout=_ANSWER_S).status != NO_ANSWER
+            self._last_answer = now if answers else self._last_answer
+            self._next_look = time.monotonic() + _WATCH_S
+        if now < self._last_answer + _HANGS_S:
+            return ""
+        self.stop(grace=0)
+        return "does not answer"
+
+    def stop(self, grace: float = _END_S) -> None:
+        """Lets what is on its way arrive, for so many seconds."""
         if self._process is None:
             return
         self._process.terminate()
         try:
-            self._process.wait(_END_S)
+            self._process.wait(grace)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
