@@ -95,7 +95,7 @@ def check_request(service: StandIn, request: Request, codes: Collection[int]) ->
     behind it is served."""
     model: Any = TritonPythonModel()
     model.service, model.active, model.reports = service, {}, SimpleQueue()
-    model.max_prompt_bytes = MAX_BYTES
+    model.max_prompt_bytes, model.early = MAX_BYTES, {}
     good = Request({"text_input": b"t1", "exclude_input_in_output": True}, own_id="good")
     before = len(service.asked)
     with within_the_process():
