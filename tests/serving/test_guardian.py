@@ -74,7 +74,14 @@ def test_nothing_is_left_of_a_vllm_that_was_being_started(server):
 def below(server, word):
     """The processes that it started, and say so."""
     family = psutil.Process(server.pid).children(recursive=True)
-    return [one for one in family if word in " ".join(one.cmdline())]
+    return [one for one in family if word in command_of(one)]
+
+
+def command_of(process):
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:  # it has just ended
+        return ""
 
 
 def wait_until(holds, seconds=WAIT_S):

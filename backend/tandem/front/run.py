@@ -31,6 +31,7 @@ _TO_TRITON: Final = [
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 _TO_CLIENTS: Final = [
+    ("grpc.max_concurrent_streams", 4096),  # of a connection; more wait in the client
     ("grpc.so_reuseport", 0),  # a port that is taken is taken
     # Who is gone without a word is found out; who asks whether this is there may.
     ("grpc.keepalive_time_ms", 30_000),
@@ -103,8 +104,7 @@ async def serve(options: FrontOptions) -> None:
 async def _grpc(options: FrontOptions, triton: grpc.aio.Channel) -> Closing:
     front = GrpcFront(triton, Room(options.most_calls))
     most = ("grpc.max_receive_message_length", options.most_bytes)
-    streams = ("grpc.max_concurrent_streams", options.most_calls)  # of a connection
-    server = grpc.aio.server(handlers=[front], options=[most, streams, *_TO_CLIENTS])
+    server = grpc.aio.server(handlers=[front], options=[most, *_TO_CLIENTS])
     address = _address(options.host, options.grpc_port)
     try:
         server.add_insecure_port(address)

@@ -74,6 +74,7 @@ class FrontProcess:
             if self.ended() or time.monotonic() > deadline:
                 raise ServingError("The front has ended: see above, or serve with --no-front.")
             time.sleep(_LOOK_S)
+        self._last_answer = time.monotonic()
 
     def ended(self) -> bool:
         """Whether it has, by itself."""
