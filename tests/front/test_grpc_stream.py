@@ -20,7 +20,8 @@ class Triton(grpc.GenericRpcHandler):
     """Answers a request twice, the second time when it may, or when it is taken back."""
 
     def __init__(self):
-        self.takes_back, self.says_nothing_at_last, self.text = True, False, b""
+        self.takes_back, self.text = True, b""
+        self.says_nothing_at_last = self.answers_once = False
         self.may_end: dict[str, asyncio.Event] = {}
         self.taken_back, self.ends = [], []
 
@@ -38,7 +39,9 @@ class Triton(grpc.GenericRpcHandler):
                     taking_back = True
                 else:
                     may_end = self.may_end[names["cancel_id"]] = asyncio.Event()
-                    answers.append(asyncio.create_task(self.answer(may_end, turn, context)))
+                    answers.append(
+                        asyncio.create_task(self.answer(request.id, may_end, turn, context))
+                    )
             await asyncio.gather(*answers)
         except asyncio.CancelledError:
             self.ends.append("cancelled")
@@ -46,14 +49,16 @@ class Triton(grpc.GenericRpcHandler):
         if not taking_back:
             self.ends.append("closed")
 
-    async def answer(self, may_end, turn, context):
-        says_nothing = self.says_nothing_at_last
+    async def answer(self, request_id, may_end, turn, context):
+        says_nothing = self.says_nothing_at_last or self.answers_once
         response = service_pb2.ModelStreamInferResponse()
+        response.infer_response.id = request_id
         response.infer_response.outputs.add(name="text_output")
         response.infer_response.raw_output_contents.append(self.text)
-        async with turn:
-            await context.write(response.SerializeToString())
-        await may_end.wait()
+        if not self.answers_once:
+            async with turn:
+                await context.write(response.SerializeToString())
+            await may_end.wait()
         response.infer_response.parameters["triton_final_response"].bool_param = True
         if says_nothing:
             response.infer_response.ClearField("outputs")
@@ -305,5 +310,19 @@ def test_a_client_that_asks_nothing_costs_triton_nothing():
                 assert await stream.read() is grpc.aio.EOF
                 assert await stream.code() == grpc.StatusCode.OK
             assert not triton.ends and not triton.may_end
+
+    asyncio.run(run())
+
+
+def test_an_only_response_is_for_the_client_also_where_it_says_nothing():
+    """Who asks for outputs that there are none of is answered so."""
+
+    async def run():
+        async with world() as (triton, stream):
+            triton.answers_once = True
+            await stream.write(message([], {}, "mine"))
+            answer = service_pb2.ModelStreamInferResponse.FromString(await stream.read())
+            assert answer.infer_response.id == "mine"
+            assert final(answer.SerializeToString())
 
     asyncio.run(run())
