@@ -109,7 +109,7 @@ def front(
 ) -> None:
     """Stand before a Triton that something else has started, and let clients in to models and their
     answers alone. (`tandem serve` has a front by itself.)"""
-    import asyncio
+    import uvloop
 
     from tandem.front.run import FrontOptions
     from tandem.front.run import serve as serve_front
@@ -125,7 +125,7 @@ def front(
         most_calls=most_calls,
         most_bytes=most_bytes,
     )
-    asyncio.run(serve_front(options))
+    uvloop.run(serve_front(options))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -146,7 +146,7 @@ PLAIN = st.builds(message, TENSORS, st.just({}), ENCODABLE) | st.builds(
 ASKING = st.builds(
     asking,
     PLAIN,
-    st.sampled_from(["text_output", "finish_reason"]) | ENCODABLE,
+    st.just("text_output") | ENCODABLE,
     st.dictionaries(
         st.sampled_from(["classification", "binary_data", "shared_memory_region"]) | NAMES,
         st.integers(-1, 3),

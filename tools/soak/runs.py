@@ -116,7 +116,7 @@ def soak(
         await closed_loop(urls, model, lambda: next(asks, None), concurrency, ends, tick)
 
     with served(model, CROWDED, log) as one:
-        result = _run(one, run)
+        result = _run(one, run, one.front.endpoints)
     return result._replace(troubles=result.troubles + one.left())
 
 
@@ -150,7 +150,7 @@ def faults(
         await asyncio.gather(killing, traffic)
 
     with served(model, CROWDED, log) as one:
-        result = _run(one, run, kills)
+        result = _run(one, run, one.front.endpoints, kills)
     found = result.troubles + one.left()
     if not kills:
         found.append("Nothing was killed: allow more time.")
@@ -207,7 +207,8 @@ def overload(
 
     cores, of_clients = cores_apart()
     with on_cores(cores), served(model, OVERLOADED, log) as one, on_cores(of_clients):
-        result = _run(one, run)
+        # Straight: a front would share the server's core, and is not what bounds the queue.
+        result = _run(one, run, one.server.endpoints)
     found = result.troubles + lost[:10] + too_slow(health) + one.left()
     return result._replace(health=health, troubles=found)
 
@@ -226,10 +227,14 @@ def _not_an_overload(ends: Ends, planned: float) -> list[str]:
 
 
 def _run(
-    one: Served, run: Callable[[Endpoints, Ends], object], kills: Sequence[str] = ()
+    one: Served,
+    run: Callable[[Endpoints, Ends], object],
+    urls: Endpoints,
+    kills: Sequence[str] = (),
 ) -> Result:
-    """Traffic between two accounts, under watch. kills: filled meanwhile."""
-    urls, ends = one.front.endpoints, Ends()
+    """Traffic between two accounts, under watch. urls: where clients come. kills: filled
+    meanwhile."""
+    ends = Ends()
     with GrpcClient(urls.grpc, one.server.options.models[0]) as client:
         client.generate("a", max_tokens=1)
     begin, before = settled(urls.metrics), one.footprint()
