@@ -93,7 +93,7 @@ def test_serve_prints_a_curl_line_that_works_and_stops_on_a_signal(
         curl = re.search("^curl .*$", shown, re.M)
         assert curl
         answer = subprocess.run(curl[0], shell=True, capture_output=True, text=True, timeout=30)
-        assert '"text_output":"def fibonacci(n):"' in answer.stdout
+        assert '"text_output":"def fibonacci(n):"' in answer.stdout, answer
         os.killpg(process.pid, number)
         os.killpg(process.pid, number)  # as from make, which passes its own signal on
         assert process.wait(timeout=30) == 0
