@@ -47,11 +47,11 @@ def test_what_fits_is_let_in():
         (request([-1], b"1234").SerializeToString(), "more elements"),
         (request([127] * 3_000_000, b"").SerializeToString(), "too many dimensions"),
         (request([0, 1 << 62], b"").SerializeToString(), "more elements"),
-        (b"\xff\xff", "256 parts"),
+        (b"\xff\xff", "no ModelInferRequest"),
         (b"\x0a\x05abc", "no ModelInferRequest"),
         (b"\x2a\x00" * (1 << 21), "256 parts"),
-        (b"\x48\x01" + b"\x2a\x00" * (1 << 21), "256 parts"),
-        (b"\x4b\x4c" + b"\x2a\x00" * (1 << 21), "256 parts"),
+        (b"\x48\x01" + b"\x2a\x00" * (1 << 21), "no ModelInferRequest"),
+        (b"\x4b\x4c" + b"\x2a\x00" * (1 << 21), "no ModelInferRequest"),
         (b"\x2a" + b"\xff" * 100, "no ModelInferRequest"),
     ],
     ids=lambda given: given if isinstance(given, str) else f"{len(given)} bytes",
@@ -162,7 +162,7 @@ def test_a_request_gets_a_name(text):
 
 @pytest.mark.parametrize(
     ("text", "name"),
-    [('{"cancel_id": "mine", "a": 1}', "mine"), ('{"cancel": "x"}', ""), ("[1]", ""), ("5", "")],
+    [('{"cancel_id": "mine", "a": 1}', "mine"), ('{"cancel": "x"}', "")],
 )
 def test_what_has_a_name_or_takes_back_is_passed_on_as_it_is(text, name):
     assert named(text.encode()) == (text.encode(), name)

@@ -1,6 +1,8 @@
 """What clients and Triton see of each other over HTTP, by one that is none."""
 
 import asyncio
+import gzip
+import tracemalloc
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -149,5 +151,45 @@ def test_a_body_that_does_not_arrive_is_refused(monkeypatch):
         ):
             assert (answer.status, triton.asked) == (400, [])
             assert "not arrived in 0.2 s" in (await answer.json())["error"]
+
+    asyncio.run(run())
+
+
+def test_what_is_far_larger_when_unpacked_is_not_unpacked():
+    packed = gzip.compress(bytes(64 << 20), 1)
+
+    async def run():
+        async with world() as (triton, client, url):
+            tracemalloc.start()
+            async with client.post(
+                url, data=packed, headers={"Content-Encoding": "gzip"}
+            ) as answer:
+                assert (answer.status, triton.asked) == (413, [])
+            assert tracemalloc.get_traced_memory()[1] < 16 << 20
+            tracemalloc.stop()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", PATH), ("POST", "/v2/health/ready")])
+def test_a_path_that_is_asked_by_another_method_says_so(method, path):
+    async def run():
+        async with (
+            world() as (triton, client, url),
+            client.request(method, url.with_path(path)) as answer,
+        ):
+            wanted = "POST" if method == "GET" else "GET"
+            assert (answer.status, answer.headers["Allow"], triton.asked) == (405, wanted, [])
+            assert f"by {wanted}" in (await answer.json())["error"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("body", ["[1]", "5", '"text"'])
+def test_a_body_that_is_no_object_is_refused(body):
+    async def run():
+        async with world() as (triton, client, url), client.post(url, data=body) as answer:
+            assert (answer.status, triton.asked) == (400, [])
+            assert "no object" in (await answer.json())["error"]
 
     asyncio.run(run())

@@ -26,7 +26,8 @@ OF_TENSORS: Final = frozenset({"binary_data", "binary_data_size"})
 shared memory is not for clients.)"""
 _TEXTS: Final = re.compile(rb'(?:"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)[^"\[{]*+)++', re.DOTALL)
 """And what is between them, up to the next bracket. Possessive, so that nothing is read twice."""
-_FIXED: Final = {1: 8, 5: 4}
+_SAYS_ITS_LENGTH: Final = 2  # https://protobuf.dev/programming-guides/encoding
+NO_REQUEST: Final = "The message is no ModelInferRequest: send what Triton's protocol says."
 
 
 class RefusedError(TandemError):
@@ -36,12 +37,12 @@ class RefusedError(TandemError):
 def read_json(text: bytes) -> Any:
     """What a body says. Raises RefusedError: it is no JSON, of too many brackets, or deeper than
     Python reads (about a thousand; tritonserver ends at 50,000, for it reads by recursion)."""
-    if _brackets(text) > MOST_BRACKETS:  # which texts may have
-        bare, removed = _TEXTS.subn(b"", text, count=MOST_BRACKETS + 1)
-        if removed > MOST_BRACKETS or _brackets(bare) > MOST_BRACKETS:
-            raise RefusedError(
-                f"The body's JSON has more than {MOST_BRACKETS} brackets: send less."
-            )
+    # Texts may have brackets too. (Between two that are left out there is one at least.)
+    if (
+        _brackets(text) > MOST_BRACKETS
+        and _brackets(_TEXTS.sub(b"", text, count=MOST_BRACKETS + 2)) > MOST_BRACKETS
+    ):
+        raise RefusedError(f"The body's JSON has over {MOST_BRACKETS} brackets: send less.")
     try:
         return json.loads(text.decode(), object_pairs_hook=_object)
     except RecursionError:
@@ -77,14 +78,11 @@ def check_names(said: Mapping[str, Any]) -> str:
 
 def read_message(content: bytes) -> service_pb2.ModelInferRequest:
     """What it says. Raises RefusedError: it is none, or of too many parts."""
-    if _fields(content) > MOST_TENSORS:
-        raise RefusedError(f"The message is of more than {MOST_TENSORS} parts: send less.")
+    _count_fields(content)
     try:
         return service_pb2.ModelInferRequest.FromString(content)
     except DecodeError:
-        raise RefusedError(
-            "The message is no ModelInferRequest: send what Triton's protocol says."
-        ) from None
+        raise RefusedError(NO_REQUEST) from None
 
 
 def check_message(request: service_pb2.ModelInferRequest, size: int) -> None:
@@ -95,23 +93,18 @@ def check_message(request: service_pb2.ModelInferRequest, size: int) -> None:
         _check_parameters(tensor.name, tensor.parameters)
 
 
-def _fields(content: bytes) -> int:
-    """Of a message, counted as far as matters, for reading a million of them takes seconds."""
+def _count_fields(content: bytes) -> None:
+    """Raises RefusedError where a message has so many that it takes seconds to read them, or others
+    than a ModelInferRequest, whose fields all say their length."""
     at = count = 0
-    while at < len(content) and count <= MOST_TENSORS:
+    while at < len(content):
         tag, at = _varint(content, at)
-        kind = tag & 7  # https://protobuf.dev/programming-guides/encoding
-        if kind == 0:
-            _, at = _varint(content, at)
-        elif kind == 2:
-            size, at = _varint(content, at)
-            at += size
-        elif kind in _FIXED:
-            at += _FIXED[kind]
-        else:  # a group, which no message of Triton's has
-            return MOST_TENSORS + 1
-        count += 1
-    return count
+        size, at = _varint(content, at)
+        at, count = at + size, count + 1
+        if tag & 7 != _SAYS_ITS_LENGTH:
+            raise RefusedError(NO_REQUEST)
+        if count > MOST_TENSORS:
+            raise RefusedError(f"The message is of more than {MOST_TENSORS} parts: send less.")
 
 
 def _varint(content: bytes, at: int) -> tuple[int, int]:

@@ -60,10 +60,13 @@ class HttpFront:
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """One request; cancelled where its client has left."""
         path = request.raw_path.partition("?")[0]
-        if request.method == "GET" and _ASKING.fullmatch(path):
-            return await self._pass_on(request, path, None)
-        if request.method != "POST" or not _INFERRING.fullmatch(path):
+        asks = _ASKING.fullmatch(path)
+        if not asks and not _INFERRING.fullmatch(path):
             return not_let_in()
+        if request.method != (method := "GET" if asks else "POST"):
+            return refusal(405, f"{path} is asked by {method}: send it so.", {"Allow": method})
+        if asks:
+            return await self._pass_on(request, path, None)
         try:
             async with body_of(request, self._most_bytes, self._room) as body:
                 return await self._infer(request, path, body)
@@ -161,7 +164,7 @@ def named(body: bytes) -> tuple[bytes, str]:
     has none. Raises RefusedError."""
     said = read_json(body)
     if not isinstance(said, dict):
-        return body, ""
+        raise RefusedError("The body is no object: send one with 'text_input'.")
     name = check_names(said)
     if name or CANCEL in said:
         return body, name
@@ -180,9 +183,9 @@ def kept(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: headers[name] for name in _PASSED_ON if name in headers}
 
 
-def refusal(status: int, sentence: str) -> web.Response:
+def refusal(status: int, sentence: str, headers: Mapping[str, str] | None = None) -> web.Response:
     """As Triton has them."""
-    return web.json_response({"error": sentence}, status=status)
+    return web.json_response({"error": sentence}, status=status, headers=headers)
 
 
 def no_answer() -> web.Response:
