@@ -21,9 +21,9 @@ class Triton(grpc.GenericRpcHandler):
 
     def __init__(self):
         self.takes_back, self.text = True, b""
-        self.says_nothing_at_last = self.answers_once = False
+        self.says_nothing_at_last = self.answers_once = self.answers_without = False
         self.may_end: dict[str, asyncio.Event] = {}
-        self.taken_back, self.ends = [], []
+        self.taken_back, self.ends, self.asks_for_last = [], [], []
 
     def service(self, details):
         return grpc.stream_stream_rpc_method_handler(self.infer)
@@ -38,6 +38,8 @@ class Triton(grpc.GenericRpcHandler):
                     self.take_back(names["cancel"])
                     taking_back = True
                 else:
+                    last = request.parameters["triton_enable_empty_final_response"]
+                    self.asks_for_last.append(last.bool_param)
                     may_end = self.may_end[names["cancel_id"]] = asyncio.Event()
                     answers.append(
                         asyncio.create_task(self.answer(request.id, may_end, turn, context))
@@ -50,18 +52,22 @@ class Triton(grpc.GenericRpcHandler):
             self.ends.append("closed")
 
     async def answer(self, request_id, may_end, turn, context):
-        says_nothing = self.says_nothing_at_last or self.answers_once
+        once = self.answers_once or self.answers_without
         response = service_pb2.ModelStreamInferResponse()
         response.infer_response.id = request_id
-        response.infer_response.outputs.add(name="text_output")
-        response.infer_response.raw_output_contents.append(self.text)
-        if not self.answers_once:
+        response.infer_response.model_version = "1"
+        if not self.answers_without:
+            response.infer_response.outputs.add(name="text_output")
+            response.infer_response.raw_output_contents.append(self.text)
+        says_nothing = self.says_nothing_at_last
+        if not once:
             async with turn:
                 await context.write(response.SerializeToString())
             await may_end.wait()
         response.infer_response.parameters["triton_final_response"].bool_param = True
         if says_nothing:
             response.infer_response.ClearField("outputs")
+            response.infer_response.ClearField("model_version")
         async with turn:
             await context.write(response.SerializeToString())
 
@@ -126,13 +132,15 @@ def test_who_leaves_is_taken_back_and_no_stream_is_cancelled(half_closed, monkey
 
 def test_who_is_not_taken_back_is_cancelled(monkeypatch):
     monkeypatch.setattr(grpc_stream, "LEAVE_S", 0.3)
+    room = Room(100)
 
     async def run():
-        async with world() as (triton, stream):
+        async with world(room=room) as (triton, stream):
             triton.takes_back = False
             stream.cancel()
             await until(lambda: triton.ends)
             assert (triton.ends, len(triton.taken_back)) == (["cancelled"], 2)
+            await until(lambda: room.calls == 0)
 
     asyncio.run(run())
 
@@ -163,6 +171,20 @@ def test_who_stays_gets_its_answers_beside_what_is_refused():
             assert await stream.read() is grpc.aio.EOF
             await until(lambda: triton.ends)
             assert (triton.ends, triton.taken_back) == (["closed"], [])
+
+    asyncio.run(run())
+
+
+def test_what_is_refused_takes_no_place(monkeypatch):
+    monkeypatch.setattr(grpc_stream, "MOST_UNDER_WAY", 3)
+
+    async def run():
+        async with world() as (_, stream):
+            for _ in range(5):
+                await stream.write(HUGE)
+                await stream.read()
+            await stream.write(ASKED)
+            assert not final(await stream.read())
 
     asyncio.run(run())
 
@@ -246,6 +268,7 @@ def test_an_empty_last_response_is_for_those_who_ask_for_it(asks):
             while (content := await stream.read()) is not grpc.aio.EOF:
                 rest.append(final(content))
             assert rest == [True] * (3 if asks else 2)
+            assert triton.asks_for_last == [True] * 3
 
     asyncio.run(run())
 
@@ -314,12 +337,25 @@ def test_a_client_that_asks_nothing_costs_triton_nothing():
     asyncio.run(run())
 
 
-def test_an_only_response_is_for_the_client_also_where_it_says_nothing():
+def test_refusals_and_answers_come_at_the_same_time():
+    async def run():
+        async with world() as (triton, stream):
+            triton.answers_once = True
+            for _ in range(200):
+                await stream.write(ASKED)
+                await stream.write(HUGE)
+            responses = [await stream.read() for _ in range(400)]
+            assert sum(map(final, responses)) == 200
+
+    asyncio.run(run())
+
+
+def test_a_response_without_outputs_is_for_the_client_all_the_same():
     """Who asks for outputs that there are none of is answered so."""
 
     async def run():
         async with world() as (triton, stream):
-            triton.answers_once = True
+            triton.answers_without = True
             await stream.write(message([], {}, "mine"))
             answer = service_pb2.ModelStreamInferResponse.FromString(await stream.read())
             assert answer.infer_response.id == "mine"

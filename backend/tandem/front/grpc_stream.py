@@ -65,9 +65,6 @@ class GrpcStream:
         """Of those under way, and of some that are answered."""
         self._under_way = 0
         self._asked_for_empty = False
-        self._begun: set[str] = set()
-        """Ids of requests of which an answer has come, and not the last one; those without an id
-        have one together."""
         self._triton: grpc.aio.StreamStreamCall | None = None
         self._opened, self._over = asyncio.Event(), asyncio.Event()
         self._broken_by = ""
@@ -154,28 +151,14 @@ class GrpcStream:
             return
         while (content := await self._triton.read()) is not grpc.aio.EOF:
             answer = service_pb2.ModelStreamInferResponse.FromString(content)
-            final = _is_final(answer)
-            if self._is_for_the_client(answer, final):
+            if self._asked_for_empty or not _is_no_response(answer):
                 await self._say(content)
-            if final:
+            if _is_final(answer):
                 self._under_way -= 1
                 self._room.calls -= 1
                 self._places.release()
             if not self._under_way:
                 self._names.clear()
-                self._begun.clear()
-
-    def _is_for_the_client(self, answer: service_pb2.ModelStreamInferResponse, final: bool) -> bool:
-        """All but what says nothing at last, which Triton sends for this alone. (Where it is all
-        that a request is answered, the client asked for outputs that there are none of.)"""
-        request = answer.infer_response.id
-        begun = request in self._begun
-        if not final:
-            self._begun.add(request)
-        elif request:
-            self._begun.discard(request)
-        says_nothing = not answer.error_message and not answer.infer_response.outputs
-        return self._asked_for_empty or not (final and begun and says_nothing)
 
     async def _say(self, answer: bytes) -> None:
         async with self._to_client:
@@ -217,6 +200,13 @@ def _is_final(answer: service_pb2.ModelStreamInferResponse) -> bool:
     """Or an error of a request that no model was asked for."""
     parameters = answer.infer_response.parameters
     return parameters[FINAL].bool_param if FINAL in parameters else bool(answer.error_message)
+
+
+def _is_no_response(answer: service_pb2.ModelStreamInferResponse) -> bool:
+    """Whether it is there for EMPTY_FINAL alone. What a model has sent names its version, also
+    where it has none of the outputs that were asked for. (So does this, where the request does.)"""
+    response = answer.infer_response
+    return not (answer.error_message or response.outputs or response.model_version)
 
 
 def _named(request: service_pb2.ModelInferRequest) -> Name:
