@@ -190,6 +190,13 @@ def test_a_request_that_comes_behind_the_one_that_takes_it_back_is_aborted(model
     assert len(model.service.aborted) == 2
 
 
+def test_names_of_requests_that_never_come_are_not_kept_for_ever(model, monkeypatch):
+    monkeypatch.setattr(triton_model, "MOST_EARLY", 3)
+    for name in "abcde":
+        take_back(model, name)
+    assert list(model.early) == ["c", "d", "e"]
+
+
 def test_a_name_to_be_taken_back_by_is_the_requests_in_the_log_and_no_sampling_parameter(model):
     model.execute([named("a\nb"), named("c")])
     model.execute([Request({"text_input": "a"}, '{"cancel_id": "d"}', own_id="order 7")])

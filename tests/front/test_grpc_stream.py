@@ -9,7 +9,7 @@ from tritonclient.grpc import service_pb2
 
 from tandem.front import grpc_stream
 from tandem.front.grpc_front import STREAM, GrpcFront
-from tandem.front.room import Room
+from tandem.front.room import for_calls
 from tests.triton.raw import RawTensor, message, strings
 
 ASKED = message([RawTensor("text_input", "BYTES", [1], strings(b"a"))], {})
@@ -94,7 +94,7 @@ async def world(most_calls=100, room=None):
     triton = Triton()
     async with (
         started(triton) as channel,
-        started(GrpcFront(channel, room or Room(most_calls))) as client,
+        started(GrpcFront(channel, room or for_calls(most_calls))) as client,
         asyncio.timeout(20),
     ):
         stream = client.stream_stream(STREAM)()
@@ -132,7 +132,7 @@ def test_who_leaves_is_taken_back_and_no_stream_is_cancelled(half_closed, monkey
 
 def test_who_is_not_taken_back_is_cancelled(monkeypatch):
     monkeypatch.setattr(grpc_stream, "LEAVE_S", 0.3)
-    room = Room(100)
+    room = for_calls(100)
 
     async def run():
         async with world(room=room) as (triton, stream):
@@ -140,7 +140,7 @@ def test_who_is_not_taken_back_is_cancelled(monkeypatch):
             stream.cancel()
             await until(lambda: triton.ends)
             assert (triton.ends, len(triton.taken_back)) == (["cancelled"], 2)
-            await until(lambda: room.calls == 0)
+            await until(lambda: room.taken == 0)
 
     asyncio.run(run())
 
@@ -239,14 +239,14 @@ def test_requests_beyond_the_most_are_refused_and_those_that_end_make_room():
 
 
 def test_who_leaves_makes_room():
-    room = Room(3)
+    room = for_calls(3)
 
     async def run():
         async with world(room=room) as (triton, stream):
-            assert room.calls == 2
+            assert room.taken == 2
             stream.cancel()
             await until(lambda: triton.ends)
-            await until(lambda: room.calls == 0)
+            await until(lambda: room.taken == 0)
 
     asyncio.run(run())
 
@@ -308,7 +308,7 @@ def test_a_front_that_ends_takes_back_what_runs():
     async def run():
         triton = Triton()
         async with started(triton) as channel:
-            front = GrpcFront(channel, Room(100))
+            front = GrpcFront(channel, for_calls(100))
             async with started(front) as client:
                 streams = [client.stream_stream(STREAM)() for _ in range(20)]
                 for stream in streams:
@@ -324,7 +324,7 @@ def test_a_client_that_asks_nothing_costs_triton_nothing():
     async def run():
         triton = Triton()
         async with started(triton) as channel:
-            front = GrpcFront(channel, Room(100))
+            front = GrpcFront(channel, for_calls(100))
             async with started(front) as client:
                 stream = client.stream_stream(STREAM)()
                 await stream.write(HUGE)

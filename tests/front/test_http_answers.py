@@ -12,7 +12,7 @@ from aiohttp.test_utils import RawTestServer
 
 from tandem.front import http_front
 from tandem.front.http_front import HttpFront
-from tandem.front.room import Room
+from tandem.front.room import for_bodies, for_calls
 
 PATH = "/v2/models/tandem/generate_stream"
 ASKED = {"text_input": "a"}
@@ -44,15 +44,22 @@ class Triton:
 
 
 @asynccontextmanager
-async def world(room=None):
+async def world(calls=None, bodies=None):
     """A Triton, a client's session, and where its front is."""
     triton = Triton()
     behind = RawTestServer(triton.handle)
     async with asyncio.timeout(20), aiohttp.ClientSession() as session:
         await behind.start_server()
-        front = HttpFront(f"127.0.0.1:{behind.port}", session, room or Room(10, 1 << 20), 1 << 20)
+        front = HttpFront(
+            f"127.0.0.1:{behind.port}",
+            session,
+            calls or for_calls(10),
+            bodies or for_bodies(1 << 20),
+            1 << 20,
+        )
         before = RawTestServer(front.handle)
         await before.start_server()
+        triton.before = before.runner.server
         async with aiohttp.ClientSession() as client:
             yield triton, client, before.make_url(PATH)
         triton.goes_on.set()
@@ -67,17 +74,17 @@ async def until(holds):
 
 
 def test_who_leaves_is_taken_back_by_the_name_that_it_got():
-    room = Room(10, 1 << 20)
+    calls, bodies = for_calls(10), for_bodies(1 << 20)
 
     async def run():
-        async with world(room) as (triton, client, url):
+        async with world(calls, bodies) as (triton, client, url):
             async with client.post(url, json=ASKED) as answer:
                 assert await answer.content.readany() == b"data"
-                assert (room.calls, room.bytes) == (1, 2 * len('{"text_input": "a"}'))
+                assert (calls.taken, bodies.taken) == (1, 2 * len('{"text_input": "a"}'))
                 answer.close()
             await until(triton.taken_back)
             assert triton.taken_back() == [triton.asked[0]["cancel_id"]]
-            assert (room.calls, room.bytes) == (0, 0)
+            assert (calls.taken, bodies.taken) == (0, 0)
 
     asyncio.run(run())
 
@@ -92,6 +99,7 @@ def test_who_reads_nothing_has_left(monkeypatch):
                 await answer.content.readany()
                 triton.goes_on.set()
                 await until(triton.taken_back)
+                await until(lambda: not triton.before.connections)  # what it did not read is gone
                 with pytest.raises(aiohttp.ClientError):
                     await answer.read()
 
@@ -124,14 +132,14 @@ def test_who_has_its_answer_is_not_taken_back():
 
 
 def test_a_body_that_there_is_no_room_for_is_refused_and_leaves_none_taken():
-    room = Room(10, 1000)
+    bodies = for_bodies(1000)
 
     async def run():
-        async with world(room) as (triton, client, url):
+        async with world(bodies=bodies) as (triton, client, url):
             async with client.post(url, json={"text_input": "a" * 2000}) as answer:
                 assert answer.status == 503
-                assert "bodies are on their way" in (await answer.json())["error"]
-            assert (room.bytes, triton.asked) == (0, [])
+                assert "bytes of bodies are under way" in (await answer.json())["error"]
+            assert (bodies.taken, triton.asked) == (0, [])
 
     asyncio.run(run())
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
 from aiohttp import web
 
 from tandem.front.checks import RefusedError
-from tandem.front.room import Room, Share
+from tandem.front.room import Room
 from tandem.validation import short
 
 READ_S: Final = 60.0
@@ -29,25 +29,31 @@ class TooLargeError(RefusedError):
 async def body_of(request: web.BaseRequest, most: int, room: Room) -> AsyncIterator[bytes]:
     """It, unpacked, which has its room while this is open. most: bytes, packed or not. Raises
     RefusedError: it is larger, or late, or packed in another way."""
-    share = Share(room)
+    taken = 0
+
+    def take(count: int) -> None:
+        nonlocal taken
+        room.take(count)
+        taken += count
+
     try:
-        packed = await _read(request, most, share)
+        packed = await _read(request, most, take)
         body = _unpacked(packed, request.headers.get("Content-Encoding", ""), most)
-        share.take(2 * len(body) - len(packed))  # for it, and as it is passed on
+        take(2 * len(body) - len(packed))  # for it, and as it is passed on
         del packed
         yield body
     finally:
-        share.give_back()
+        room.give_back(taken)
 
 
-async def _read(request: web.BaseRequest, most: int, share: Share) -> bytes:
+async def _read(request: web.BaseRequest, most: int, take: Callable[[int], None]) -> bytes:
     pieces = bytearray()
     try:
         async with asyncio.timeout(READ_S):
             async for piece in request.content.iter_any():
                 if len(pieces) + len(piece) > most:
                     raise TooLargeError(f"The body is of more than {most} bytes: send less.")
-                share.take(len(piece))
+                take(len(piece))
                 pieces += piece
     except TimeoutError:
         raise RefusedError(f"The body has not arrived in {READ_S:g} s: send it again.") from None

@@ -23,15 +23,13 @@ ONE, STREAM = SERVICE + "ModelInfer", SERVICE + "ModelStreamInfer"
 class GrpcFront(grpc.GenericRpcHandler):
     """Passes calls on as bytes. No metadata goes with them: some of it ends Triton 2.51."""
 
-    def __init__(self, triton: grpc.aio.Channel, room: Room) -> None:
+    def __init__(self, triton: grpc.aio.Channel, calls: Room) -> None:
         self._triton = triton
-        self._room = room
-        self._streams: dict[asyncio.Task[None], GrpcStream] = {}
+        self._calls = calls
+        self._streams: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
         """Behind the last call: Triton is told of what has lost its client."""
-        for stream in self._streams.values():
-            stream.leave()
         if self._streams:
             await asyncio.wait(self._streams)
 
@@ -60,7 +58,7 @@ class GrpcFront(grpc.GenericRpcHandler):
     async def _infer_once(self, content: bytes, context: grpc.aio.ServicerContext) -> bytes:
         try:
             check_message(read_message(content), len(content))
-            self._room.take_call()
+            self._calls.take()
         except NoRoomError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         except RefusedError as error:
@@ -69,15 +67,15 @@ class GrpcFront(grpc.GenericRpcHandler):
             answer: bytes = await self._passing_on(ONE)(content, context)
             return answer
         finally:
-            self._room.calls -= 1
+            self._calls.give_back()
 
     async def _infer(
         self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> None:
         """A stream of requests and their answers."""
-        stream = GrpcStream(self._triton.stream_stream(STREAM), context, self._room)
+        stream = GrpcStream(self._triton.stream_stream(STREAM), context, self._calls)
         running = asyncio.create_task(stream.run(requests))
-        self._streams[running] = stream
+        self._streams.add(running)
         running.add_done_callback(self._ended)
         try:
             await asyncio.shield(running)  # which goes on where the client has left
@@ -91,7 +89,7 @@ class GrpcFront(grpc.GenericRpcHandler):
 
     def _ended(self, running: asyncio.Task[None]) -> None:
         """How is told to a client that is there, and else to nobody."""
-        del self._streams[running]
+        self._streams.discard(running)
         if not running.cancelled():
             running.exception()
 

@@ -53,11 +53,11 @@ class GrpcStream:
     cancelled after a second, for models that cannot take back.)
     """
 
-    def __init__(self, open_: Open, client: grpc.aio.ServicerContext, room: Room) -> None:
+    def __init__(self, open_: Open, client: grpc.aio.ServicerContext, calls: Room) -> None:
         """open_: a stream to Triton."""
         self._open = open_
         self._client = client
-        self._room = room
+        self._calls = calls
         self._to_triton, self._to_client = asyncio.Lock(), asyncio.Lock()
         """gRPC takes one message at a time."""
         self._places = asyncio.Semaphore(MOST_UNDER_WAY)
@@ -87,7 +87,7 @@ class GrpcStream:
         if not answering.done():
             await self._leave(answering)
         await asyncio.wait({passing, answering})
-        self._room.calls -= self._under_way
+        self._calls.give_back(self._under_way)
         if self._broken_by:
             raise BrokenOffError(self._broken_by)
         if not answering.cancelled():
@@ -122,7 +122,7 @@ class GrpcStream:
     def _take(self, request: service_pb2.ModelInferRequest) -> None:
         """Among those under way. Raises RefusedError."""
         name = _named(request)
-        self._room.take_call()
+        self._calls.take()
         self._under_way += 1
         self._names.append(name)
         self._asked_for_empty |= request.parameters[EMPTY_FINAL].bool_param
@@ -155,7 +155,7 @@ class GrpcStream:
                 await self._say(content)
             if _is_final(answer):
                 self._under_way -= 1
-                self._room.calls -= 1
+                self._calls.give_back()
                 self._places.release()
             if not self._under_way:
                 self._names.clear()

@@ -45,11 +45,13 @@ class HttpFront:
     client is taken back by it.
     """
 
-    def __init__(self, triton: str, session: ClientSession, room: Room, most_bytes: int) -> None:
+    def __init__(
+        self, triton: str, session: ClientSession, calls: Room, bodies: Room, most_bytes: int
+    ) -> None:
         """triton: host:port. most_bytes: of a body."""
         self._triton = f"http://{triton}"
         self._session = session
-        self._room = room
+        self._calls, self._bodies = calls, bodies
         self._most_bytes = most_bytes
         self._telling: set[asyncio.Task[None]] = set()
 
@@ -68,7 +70,7 @@ class HttpFront:
         if asks:
             return await self._pass_on(request, path, None)
         try:
-            async with body_of(request, self._most_bytes, self._room) as body:
+            async with body_of(request, self._most_bytes, self._bodies) as body:
                 return await self._infer(request, path, body)
         except RefusedError as error:
             return refusal(_STATUS.get(type(error), 400), str(error))
@@ -81,7 +83,7 @@ class HttpFront:
             check_tensors(read_json(body[: _json_bytes(request, len(body))]), len(body))
         else:
             body, name = named(body)
-        self._room.take_call()
+        self._calls.take()
         try:
             return await self._pass_on(request, path, body)
         except (asyncio.CancelledError, ConnectionError):  # the client has left
@@ -89,7 +91,7 @@ class HttpFront:
                 self._take_back(path, name)
             raise
         finally:
-            self._room.calls -= 1
+            self._calls.give_back()
 
     async def _pass_on(
         self, request: web.BaseRequest, path: str, body: bytes | None
@@ -112,7 +114,7 @@ class HttpFront:
         task.add_done_callback(self._telling.discard)
 
     async def _tell(self, path: str, name: str) -> None:
-        url = URL(self._triton + path.removesuffix("_stream"), encoded=True)
+        url = URL(self._triton + path, encoded=True)
         try:
             async with self._session.post(url, json={CANCEL: name}, timeout=_TAKE_BACK):
                 pass

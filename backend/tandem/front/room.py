@@ -10,35 +10,30 @@ class NoRoomError(RefusedError):
 
 
 class Room:
-    """For requests of a protocol, and for bodies on their way in."""
+    """For so many of something, which whoever takes them gives back."""
 
-    def __init__(self, most_calls: int, most_bytes: int = 0) -> None:
-        """most_bytes: of all bodies together."""
-        self._most_calls, self.most_bytes = most_calls, most_bytes
-        self.calls = self.bytes = 0
+    def __init__(self, most: int, what: str) -> None:
+        """what: is under way, as a sentence has it."""
+        self._most = most
+        self._what = what
+        self.taken = 0
 
-    def take_call(self) -> None:
-        """Raises NoRoomError. What is taken is given back by its taker."""
-        if self.calls >= self._most_calls:
-            raise NoRoomError(f"{self.calls} requests are under way: try again later.")
-        self.calls += 1
-
-
-class Share:
-    """What one of them has of the bytes."""
-
-    def __init__(self, room: Room) -> None:
-        self._room = room
-        self._bytes = 0
-
-    def take(self, count: int) -> None:
+    def take(self, count: int = 1) -> None:
         """Raises NoRoomError."""
-        if self._room.bytes + count > self._room.most_bytes:
-            raise NoRoomError("Too many bodies are on their way: try again later.")
-        self._room.bytes += count
-        self._bytes += count
+        if self.taken + count > self._most:
+            raise NoRoomError(f"{self.taken} {self._what} are under way: try again later.")
+        self.taken += count
 
-    def give_back(self) -> None:
-        """All of it."""
-        self._room.bytes -= self._bytes
-        self._bytes = 0
+    def give_back(self, count: int = 1) -> None:
+        """What was taken, or some of it."""
+        self.taken -= count
+
+
+def for_calls(most: int) -> Room:
+    """Requests."""
+    return Room(most, "requests")
+
+
+def for_bodies(most: int) -> Room:
+    """Bytes of bodies."""
+    return Room(most, "bytes of bodies")

@@ -20,7 +20,7 @@ from tandem.errors import ConfigError
 from tandem.front import MOST_BYTES, MOST_CALLS
 from tandem.front.grpc_front import GrpcFront
 from tandem.front.http_front import HttpFront, MetricsFront
-from tandem.front.room import Room
+from tandem.front.room import for_bodies, for_calls
 
 HELD_BYTES: Final = 256 << 20
 """Of all bodies together that are on their way."""
@@ -90,8 +90,13 @@ async def serve(options: FrontOptions) -> None:
             )
         )
         if options.triton_http:
-            room = Room(options.most_calls, HELD_BYTES)
-            front = HttpFront(options.triton_http, session, room, options.most_bytes)
+            front = HttpFront(
+                options.triton_http,
+                session,
+                for_calls(options.most_calls),
+                for_bodies(HELD_BYTES),
+                options.most_bytes,
+            )
             stack.push_async_callback(front.close)
             closing.append(await _http(front.handle, options.host, options.http_port))
         if options.triton_metrics:
@@ -102,7 +107,7 @@ async def serve(options: FrontOptions) -> None:
 
 
 async def _grpc(options: FrontOptions, triton: grpc.aio.Channel) -> Closing:
-    front = GrpcFront(triton, Room(options.most_calls))
+    front = GrpcFront(triton, for_calls(options.most_calls))
     most = ("grpc.max_receive_message_length", options.most_bytes)
     server = grpc.aio.server(handlers=[front], options=[most, *_TO_CLIENTS])
     address = _address(options.host, options.grpc_port)
