@@ -38,7 +38,7 @@ Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for other
 
 MostCalls = Annotated[int, typer.Option(min=1, help="Requests at a time; more are refused.")]
 MostBytes = Annotated[int, typer.Option(min=1, help="Of a request; larger ones are refused.")]
-Behind = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Not served when not given.")]
+Behind = Annotated[str, typer.Option(metavar="HOST:PORT", help="Not served when not given.")]
 
 
 def _port(what: str, least: int = 0) -> Any:
@@ -74,8 +74,8 @@ def serve(
     ] = None,
 ) -> None:
     """Serve models in the foreground until Ctrl-C."""
+    from tandem.front.door import Door
     from tandem.serving.foreground import serve as serve_in_foreground
-    from tandem.serving.front_process import Door
     from tandem.serving.overrides import overridden
     from tandem.serving.ports import Ports
     from tandem.serving.server import ServerOptions
@@ -97,9 +97,9 @@ def serve(
 
 @app.command()
 def front(
-    triton_http: Behind = None,
-    triton_grpc: Behind = None,
-    triton_metrics: Behind = None,
+    triton_http: Behind = "",
+    triton_grpc: Behind = "",
+    triton_metrics: Behind = "",
     host: Host = "127.0.0.1",
     http_port: Annotated[int, _port("HTTP", 1)] = 8080,
     grpc_port: Annotated[int, _port("gRPC", 1)] = 8081,
@@ -111,21 +111,14 @@ def front(
     answers alone. (`tandem serve` has a front by itself.)"""
     import uvloop
 
-    from tandem.front.run import FrontOptions
+    from tandem.front.door import Door
     from tandem.front.run import serve as serve_front
+    from tandem.serving.ports import Ports
+    from tandem.serving.server import Endpoints
 
-    options = FrontOptions(
-        triton_http=triton_http,
-        triton_grpc=triton_grpc,
-        triton_metrics=triton_metrics,
-        host=host,
-        http_port=http_port,
-        grpc_port=grpc_port,
-        metrics_port=metrics_port,
-        most_calls=most_calls,
-        most_bytes=most_bytes,
-    )
-    uvloop.run(serve_front(options))
+    triton = Endpoints(triton_http, triton_grpc, triton_metrics)
+    ports = Ports(http_port, grpc_port, metrics_port)
+    uvloop.run(serve_front(triton, Door(host, ports, most_calls, most_bytes)))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -19,9 +19,10 @@ from tandem.front.grpc_front import SERVICE, STREAM
 from tandem.metrics import FINISHED
 from tandem.serving import ServerOptions, TritonServer
 from tandem.serving.front_process import front_before
+from tandem.serving.overrides import entry
 from tandem.serving.ports import FREE, Ports, choose_ports
 from tandem_client import GrpcClient, errors
-from tests.serving.models import ECHO, write_model
+from tests.serving.models import CONFIG, ECHO, write_model
 from tests.triton.raw import RawTensor, behind, message, over_grpc, strings
 from tests.triton.scrape import settled, waited
 
@@ -220,7 +221,7 @@ def test_nothing_but_models_is_reached(front, ask):
 @pytest.mark.triton
 def test_a_client_that_leaves_right_behind_its_answer_holds_no_model(tmp_path):
     """Triton 2.51 would keep such requests for ever, and the model with them."""
-    write_model(tmp_path, "echo", ECHO)
+    write_model(tmp_path, "echo", ECHO, CONFIG + entry("drain_timeout", "1"))
     asked = message([RawTensor("text_input", "BYTES", [1], strings(b"a"))], {}, model="echo")
     with (
         TritonServer(ServerOptions(tmp_path, ("echo",))) as server,
@@ -233,4 +234,4 @@ def test_a_client_that_leaves_right_behind_its_answer_holds_no_model(tmp_path):
             assert next(answers).endswith(b"\1\0\0\0a")
             answers.cancel()
             over.set()
-        assert server.drain(timeout=10)
+        assert server.drain()

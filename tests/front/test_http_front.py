@@ -14,8 +14,9 @@ import pytest
 from tritonclient import http
 
 from tandem.front import MOST_BYTES
+from tandem.front.door import Door
 from tandem.serving import ServerOptions, TritonServer
-from tandem.serving.front_process import Door, front_before
+from tandem.serving.front_process import front_before
 from tests.serving.models import NOT_DECOUPLED, WHOLE, write_model
 from tests.triton.scrape import ended, settled, waited
 

@@ -17,7 +17,7 @@ import pytest
 from tandem.serving.overrides import entry
 from tandem.serving.processes import IDENTITY
 from tandem.triton_http import HEALTH, OK, ask
-from tests.serving.models import BROKEN, ECHO, FORGETS, SLOW, write_model
+from tests.serving.models import BROKEN, CONFIG, ECHO, FORGETS, SLOW, write_model
 
 TANDEM = [sys.executable, "-m", "tandem.cli"]
 FREE_PORTS = [f"--{one}-port=0" for one in ("http", "grpc", "metrics", "control")]
@@ -148,9 +148,8 @@ def test_a_front_that_ends_or_hangs_is_started_again(
 
 @pytest.mark.triton
 def test_a_model_that_triton_keeps_does_not_keep_it_from_ending(tmp_path: Path) -> None:
-    write_model(tmp_path / "models", "echo", FORGETS)
-    config = tmp_path / "models" / "echo" / "config.pbtxt"
-    config.write_text(config.read_text() + entry("drain_timeout", "0"))
+    config = CONFIG + entry("drain_timeout", "0")
+    write_model(tmp_path / "models", "echo", FORGETS, config)
     with serving(tmp_path / "models") as process:
         clients, _ = https(read_until(process, "Ctrl-C stops the server."))
         url = f"http://{clients}/v2/models/echo/generate"

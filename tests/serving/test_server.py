@@ -12,9 +12,18 @@ import pytest
 
 from tandem.killing import lives
 from tandem.serving import ServerOptions, ServingError, TritonServer
+from tandem.serving.overrides import entry
 from tandem.serving.ports import Ports, choose_ports
 from tandem.serving.processes import members
-from tests.serving.models import BROKEN, ECHO, STARTS_A_CHILD, STOOD_STILL, write_model
+from tests.serving.models import (
+    BROKEN,
+    CONFIG,
+    ECHO,
+    FORGETS,
+    STARTS_A_CHILD,
+    STOOD_STILL,
+    write_model,
+)
 
 pytestmark = pytest.mark.triton
 
@@ -29,9 +38,9 @@ def echo(server: TritonServer, text: str) -> str:
     return echo_of(server, json.dumps({"text_input": text}))
 
 
-def echo_of(server: TritonServer, body: str) -> str:
+def echo_of(server: TritonServer, body: str, timeout: float = 10.0) -> str:
     url = f"http://{server.endpoints.http}/v2/models/echo/generate"
-    with urlopen(url, body.encode(), timeout=10) as response:
+    with urlopen(url, body.encode(), timeout=timeout) as response:
         return json.load(response)["text_output"]
 
 
@@ -62,6 +71,22 @@ def test_stop_ends_processes_that_ignore_it(tmp_path: Path) -> None:
         children = members(server.identity)
         assert len(children) >= 3
     assert not [process for process in children if lives(process)]
+
+
+@pytest.mark.parametrize("seconds", ["", " ", "0.5"])
+def test_models_are_drained_for_as_long_as_their_configuration_says(
+    tmp_path: Path, seconds: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing there means the default."""
+    monkeypatch.setattr("tandem.serving.server._GO_S", 0.5)
+    write_model(tmp_path, "echo", FORGETS, CONFIG + entry("drain_timeout", seconds))
+    with TritonServer(ServerOptions(tmp_path, ("echo",))) as server:
+        if seconds == "0.5":  # which never ends
+            with pytest.raises(TimeoutError):
+                echo_of(server, '{"text_input": "never"}', timeout=0.5)
+        begun = time.monotonic()
+        assert server.drain() == (seconds != "0.5")
+        assert time.monotonic() - begun < 10
 
 
 def test_a_killed_server_gives_its_reason_and_is_cleaned_up(

@@ -9,7 +9,6 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from typing import Final
 
 import grpc
@@ -17,10 +16,11 @@ from aiohttp import ClientSession, ClientTimeout, TCPConnector, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from tandem.errors import ConfigError
-from tandem.front import MOST_BYTES, MOST_CALLS
+from tandem.front.door import Door
 from tandem.front.grpc_front import GrpcFront
 from tandem.front.http_front import HttpFront, MetricsFront
 from tandem.front.room import for_bodies, for_calls
+from tandem.serving import Endpoints
 
 HELD_BYTES: Final = 256 << 20
 """Of all bodies together that are on their way."""
@@ -52,26 +52,9 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 Closing = Callable[[], Awaitable[None]]
 
 
-@dataclass(frozen=True)
-class FrontOptions:
-    """What stands before what. Of each protocol: Triton's host:port, None where it is left out,
-    and the port that clients use."""
-
-    triton_http: str | None = None
-    triton_grpc: str | None = None
-    triton_metrics: str | None = None
-    host: str = "127.0.0.1"
-    http_port: int = 8080
-    grpc_port: int = 8081
-    metrics_port: int = 8082
-    most_calls: int = MOST_CALLS
-    """At a time, of each protocol, of which one more is refused."""
-    most_bytes: int = MOST_BYTES
-    """Of a request, unpacked where it is compressed."""
-
-
-async def serve(options: FrontOptions) -> None:
-    """Until SIGINT or SIGTERM. Raises ConfigError where an address cannot be had."""
+async def serve(triton: Endpoints, door: Door) -> None:
+    """Until SIGINT or SIGTERM. triton: "" for a protocol that is left out. Raises ConfigError where
+    an address cannot be had."""
     _allow_connections()
     _log_no_mistakes_of_clients()
     asked_to_end = asyncio.Event()
@@ -79,38 +62,33 @@ async def serve(options: FrontOptions) -> None:
         asyncio.get_running_loop().add_signal_handler(one, asked_to_end.set)
     async with AsyncExitStack() as stack:
         closing: list[Closing] = []
-        if options.triton_grpc:
-            channel = grpc.aio.insecure_channel(options.triton_grpc, _TO_TRITON)
+        if triton.grpc:
+            channel = grpc.aio.insecure_channel(triton.grpc, _TO_TRITON)
             await stack.enter_async_context(channel)
-            closing.append(await _grpc(options, channel))
+            closing.append(await _grpc(channel, door))
         session = await stack.enter_async_context(
             ClientSession(
                 connector=TCPConnector(limit=0),
                 timeout=ClientTimeout(total=None, sock_connect=_CONNECT_S),
             )
         )
-        if options.triton_http:
-            front = HttpFront(
-                options.triton_http,
-                session,
-                for_calls(options.most_calls),
-                for_bodies(HELD_BYTES),
-                options.most_bytes,
-            )
+        if triton.http:
+            calls, bodies = for_calls(door.most_calls), for_bodies(HELD_BYTES)
+            front = HttpFront(triton.http, session, calls, bodies, door.most_bytes)
             stack.push_async_callback(front.close)
-            closing.append(await _http(front.handle, options.host, options.http_port))
-        if options.triton_metrics:
-            metrics = MetricsFront(options.triton_metrics, session)
-            closing.append(await _http(metrics.handle, options.host, options.metrics_port))
+            closing.append(await _http(front.handle, door.host, door.ports.http))
+        if triton.metrics:
+            metrics = MetricsFront(triton.metrics, session)
+            closing.append(await _http(metrics.handle, door.host, door.ports.metrics))
         await asked_to_end.wait()
         await asyncio.gather(*(close() for close in closing))
 
 
-async def _grpc(options: FrontOptions, triton: grpc.aio.Channel) -> Closing:
-    front = GrpcFront(triton, for_calls(options.most_calls))
-    most = ("grpc.max_receive_message_length", options.most_bytes)
+async def _grpc(triton: grpc.aio.Channel, door: Door) -> Closing:
+    front = GrpcFront(triton, for_calls(door.most_calls))
+    most = ("grpc.max_receive_message_length", door.most_bytes)
     server = grpc.aio.server(handlers=[front], options=[most, *_TO_CLIENTS])
-    address = _address(options.host, options.grpc_port)
+    address = _address(door.host, door.ports.grpc)
     try:
         server.add_insecure_port(address)
     except RuntimeError as error:

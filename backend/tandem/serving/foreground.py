@@ -16,9 +16,9 @@ from typing import Final
 
 from rich.console import Console
 
-from tandem.config import EngineConfig
+from tandem.front.door import Door
 from tandem.serving.errors import ServingError
-from tandem.serving.front_process import Door, FrontProcess
+from tandem.serving.front_process import FrontProcess
 from tandem.serving.log import LogFollower
 from tandem.serving.lost_models import Stubs
 from tandem.serving.model_config import read_model
@@ -32,7 +32,6 @@ _TANDEM_OR_TROUBLE: Final = re.compile(r"tandem: |[EW]\d{4} ")
 # In which a second signal is taken for the first one's echo: make passes its own one on.
 _ECHO_S: Final = 0.25
 _LOOK_S: Final = 1.0
-_GO_S: Final = 10.0
 _NOW_S: Final = 1.0  # that Triton has for its end behind a second signal
 _PROMPT: Final = "def fibonacci(n):"
 
@@ -63,12 +62,11 @@ def serve(options: ServerOptions, door: Door | None, console: Console, verbose: 
         front = FrontProcess(door) if door else None
         try:
             _start(server, front, console)
-            drain_s = _drain_s(options)
             try:
                 _announce(server, front, console)
                 _watch(server, front, console, verbose)
             except KeyboardInterrupt:
-                grace = _drain(server, drain_s, console)
+                grace = _drain(server, console)
         except KeyboardInterrupt:
             console.print("Stopping")
         finally:
@@ -118,26 +116,19 @@ def _start(server: TritonServer, front: FrontProcess | None, console: Console) -
     console.print(f"Triton serves {names}, ready after {time.monotonic() - began:.1f} s")
 
 
-def _drain(server: TritonServer, drain_s: float, console: Console) -> float | None:
-    """Lets requests that run end, for so many seconds or until another signal comes; the seconds
+def _drain(server: TritonServer, console: Console) -> float | None:
+    """Lets requests that run end, as long as models do or until another signal comes; the seconds
     that Triton has then."""
     with suppress(OSError, SystemExit):  # of a terminal that was closed
         console.print("Stopping: what runs may end first (Ctrl-C again: now)")
     time.sleep(_ECHO_S)
     try:
         with interruptible():
-            if not server.drain(drain_s):
+            if not server.drain():
                 console.print("Triton does not unload a model: it is ended.")
     except KeyboardInterrupt:
         return _NOW_S
     return None
-
-
-def _drain_s(options: ServerOptions) -> float:
-    """What models may take to end their requests, and to go."""
-    usual = EngineConfig.model_fields["drain_timeout"].default
-    read = [read_model(options.model_repository / name).parameters for name in options.models]
-    return max((float(one.get("drain_timeout", usual)) for one in read), default=usual) + _GO_S
 
 
 def _announce(server: TritonServer, front: FrontProcess | None, console: Console) -> None:

@@ -7,11 +7,10 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
-from tandem.front import MOST_BYTES, MOST_CALLS
+from tandem.front.door import Door
 from tandem.serving.errors import ServingError
-from tandem.serving.ports import FREE, Ports, choose_ports
+from tandem.serving.ports import choose_ports
 from tandem.serving.processes import before_exec
 from tandem.serving.server import Endpoints
 from tandem.triton_http import NO_ANSWER, ask
@@ -20,15 +19,6 @@ _LOOK_S = 0.02
 _READY_S = 60.0
 _END_S = 10.0
 _WATCH_S, _ANSWER_S, _HANGS_S = 2.0, 2.0, 8.0
-
-
-class Door(NamedTuple):
-    """Where clients come."""
-
-    host: str = "127.0.0.1"
-    ports: Ports = FREE
-    most_calls: int = MOST_CALLS
-    most_bytes: int = MOST_BYTES
 
 
 class FrontProcess:
@@ -51,8 +41,9 @@ class FrontProcess:
         return self._process.pid if self._process else None
 
     def start(self, triton: Endpoints) -> None:
-        """Returns at once. Before Triton listens it says so. What it has to say, to be ended by, it
-        says itself, on stderr."""
+        """In the place of one that has ended or hangs. Returns at once: before Triton listens the
+        front says so. What it ends by it says itself, on stderr."""
+        self.stop(grace=0)
         self._last_answer = time.monotonic() + _READY_S  # until it has answered once
         door = self._door
         options = [f"--host={door.host}"]
@@ -89,10 +80,7 @@ class FrontProcess:
             answers = ask(self.endpoints.metrics, "/", timeout=_ANSWER_S).status != NO_ANSWER
             self._last_answer = now if answers else self._last_answer
             self._next_look = time.monotonic() + _WATCH_S
-        if now < self._last_answer + _HANGS_S:
-            return ""
-        self.stop(grace=0)
-        return "does not answer"
+        return "" if now < self._last_answer + _HANGS_S else "does not answer"
 
     def stop(self, grace: float = _END_S) -> None:
         """Lets what is on its way arrive, for so many seconds."""

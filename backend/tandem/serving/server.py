@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 from urllib.parse import quote
 from uuid import uuid4
 
+from tandem.config import EngineConfig
 from tandem.serving.errors import ServingError
 from tandem.serving.installation import Installation, find_installation, server_environment
 from tandem.serving.log import failure_reason, read_log
@@ -25,6 +26,7 @@ _METRICS_S = 2.0
 _POLL_S = 0.05
 _UNLOAD_POLL_S = 0.25
 _LOAD_S = 3600.0
+_GO_S = 10.0  # for a model, behind its last request
 _SHM = Path("/dev/shm")
 _MOST_STARTS = 3
 
@@ -184,19 +186,28 @@ class TritonServer:
             f"Triton ended: {(reason or f'exit code {code}').rstrip('.')} (log: {self.log_path})."
         )
 
-    def drain(self, timeout: float = math.inf) -> bool:
-        """Unloads the models of a ready server and returns when they are gone, or so many seconds
-        are over: whether they are gone. No request begins, those that run have their model's
-        `drain_timeout` to end. Triton 2.51 crashes, or does not end, when it is told to with
-        streams open. Where Triton lets nobody see or unload its models this returns at once."""
-        deadline = time.monotonic() + timeout
-        for name in {model["name"] for model in self._models()}:
+    def drain(self) -> bool:
+        """Unloads the models of a ready server and returns when they are gone, or have had more
+        time than they give their requests: whether they are gone. No request begins, those that run
+        have their model's `drain_timeout` to end. Triton 2.51 crashes, or does not end, when it is
+        told to with streams open. Where Triton lets nobody see or unload its models this returns at
+        once."""
+        names = {model["name"] for model in self._models()}
+        deadline = time.monotonic() + max(map(self._drain_timeout, names), default=0.0) + _GO_S
+        for name in names:
             self._control(name, "unload")
         while any(model["state"] == "UNLOADING" for model in self._models()):
             if time.monotonic() > deadline:
                 return False
             time.sleep(_UNLOAD_POLL_S)
         return True
+
+    def _drain_timeout(self, name: str) -> float:
+        """Seconds, by the configuration that is loaded."""
+        answer = ask(self.endpoints.http, model_path(name, "config"))
+        parameters = answer.json().get("parameters", {}) if answer.status == OK else {}
+        given = parameters.get("drain_timeout", {}).get("string_value", "").strip()
+        return float(given or EngineConfig.model_fields["drain_timeout"].default)
 
     def reload(self, name: str) -> bool:
         """Makes a model anew whose process has ended, without waiting for requests that it will
