@@ -1,5 +1,11 @@
 """Every error a user can cause or see: one sentence that names what is wrong and what to do."""
 
+import re
+from typing import Final
+
+NO_ROOM: Final = re.compile(r"\d+ requests are (here|waiting), .*: try again later\.")
+"""What a model says that has none, and nothing else that it says."""
+
 
 class TandemError(Exception):
     """Base of Tandem's errors. `str(error)` is a sentence meant for the user."""
@@ -18,7 +24,7 @@ class InvalidRequestError(TandemError):
 
 
 class QueueFullError(TandemError):
-    """The waiting queue is full: try again later."""
+    """The waiting queue is full: try again later. (Its sentence is one of `NO_ROOM`.)"""
 
 
 class RequestTimeoutError(TandemError):

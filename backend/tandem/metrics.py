@@ -171,6 +171,15 @@ CATALOGUE = (
     _times(VERIFYING, "The target's pass and its verification, of a step.", SECONDS_OF_A_STEP),
 )
 
+FRONT_REFUSED = Metric(
+    "tandem_front_refusal_total",
+    "counter",
+    "Requests that the front has refused by itself, by why.",
+    "reason",
+    ("invalid", "queue_full", "no_room", "not_let_in"),
+)
+"""Of no model: the front counts these, and adds them to what Triton shows."""
+
 OF_REQUESTS = frozenset({FIRST_TOKEN, END_TO_END, QUEUED})
 """Histograms with one value a request; all others have one for each step or answer."""
 

@@ -150,7 +150,7 @@ def test_an_overload_comes_from_another_core_than_the_servers(monkeypatch):
     @contextmanager
     def served(*_):
         seen["server"] = os.sched_getaffinity(0)
-        yield SimpleNamespace(left=list, server=SimpleNamespace(endpoints=None))
+        yield SimpleNamespace(left=list, front=SimpleNamespace(endpoints=None))
 
     def run(*_):
         seen["clients"] = os.sched_getaffinity(0)

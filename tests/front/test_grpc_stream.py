@@ -8,6 +8,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from tandem.front import grpc_stream
+from tandem.front.gate import Full, Gate, Refusals
 from tandem.front.grpc_front import STREAM, GrpcFront
 from tandem.front.room import for_calls
 from tests.triton.raw import RawTensor, message, strings
@@ -77,6 +78,10 @@ class Triton(grpc.GenericRpcHandler):
             self.may_end[name].set()
 
 
+def gate(calls):
+    return Gate(calls, Full(), Refusals())
+
+
 @asynccontextmanager
 async def started(handler):
     server = grpc.aio.server(handlers=[handler])
@@ -94,7 +99,7 @@ async def world(most_calls=100, room=None):
     triton = Triton()
     async with (
         started(triton) as channel,
-        started(GrpcFront(channel, room or for_calls(most_calls))) as client,
+        started(GrpcFront(channel, gate(room or for_calls(most_calls)))) as client,
         asyncio.timeout(20),
     ):
         stream = client.stream_stream(STREAM)()
@@ -308,7 +313,7 @@ def test_a_front_that_ends_takes_back_what_runs():
     async def run():
         triton = Triton()
         async with started(triton) as channel:
-            front = GrpcFront(channel, for_calls(100))
+            front = GrpcFront(channel, gate(for_calls(100)))
             async with started(front) as client:
                 streams = [client.stream_stream(STREAM)() for _ in range(20)]
                 for stream in streams:
@@ -324,7 +329,7 @@ def test_a_client_that_asks_nothing_costs_triton_nothing():
     async def run():
         triton = Triton()
         async with started(triton) as channel:
-            front = GrpcFront(channel, for_calls(100))
+            front = GrpcFront(channel, gate(for_calls(100)))
             async with started(front) as client:
                 stream = client.stream_stream(STREAM)()
                 await stream.write(HUGE)

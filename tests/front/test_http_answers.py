@@ -11,6 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import RawTestServer
 
 from tandem.front import http_front
+from tandem.front.gate import Full, Gate, Refusals
 from tandem.front.http_front import HttpFront
 from tandem.front.room import for_bodies, for_calls
 
@@ -53,7 +54,7 @@ async def world(calls=None, bodies=None):
         front = HttpFront(
             f"127.0.0.1:{behind.port}",
             session,
-            calls or for_calls(10),
+            Gate(calls or for_calls(10), Full(), Refusals()),
             bodies or for_bodies(1 << 20),
             1 << 20,
         )

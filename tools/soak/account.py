@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tandem.metrics import (
     FAILED,
     FINISHED,
+    FRONT_REFUSED,
     INTERNAL,
     KV_USAGE,
     LOST,
@@ -71,7 +72,7 @@ def read(metrics_url: str) -> Account:
             sums[sample.name] += sample.value  # type: ignore[assignment]
             if sample.name == FINISHED:
                 outcomes[sample.labels["finished_reason"]] += int(sample.value)
-            elif sample.name == FAILED:
+            elif sample.name in (FAILED, FRONT_REFUSED.name):
                 outcomes[sample.labels["reason"]] += int(sample.value)
     busy = sums[RUNNING] + sums[WAITING] + sums[KV_USAGE]
     return Account(outcomes, busy, int(sums[PREEMPTIONS]), int(sums[RESTARTS]), bool(sums[UP]))

@@ -207,8 +207,7 @@ def overload(
 
     cores, of_clients = cores_apart()
     with on_cores(cores), served(model, OVERLOADED, log) as one, on_cores(of_clients):
-        # Straight: a front would share the server's core, and is not what bounds the queue.
-        result = _run(one, run, one.server.endpoints)
+        result = _run(one, run, one.front.endpoints)
     found = result.troubles + lost[:10] + too_slow(health) + one.left()
     return result._replace(health=health, troubles=found)
 

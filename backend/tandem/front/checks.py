@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
@@ -32,6 +32,9 @@ NO_REQUEST: Final = "The message is no ModelInferRequest: send what Triton's pro
 
 class RefusedError(TandemError):
     """A request that is not passed on."""
+
+    reason: ClassVar[str] = "invalid"
+    """As it is counted."""
 
 
 def read_json(text: bytes) -> Any:

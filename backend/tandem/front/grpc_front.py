@@ -8,9 +8,11 @@ from typing import Any
 
 import grpc
 
+from tandem.front import CANCEL
 from tandem.front.checks import RefusedError, check_message, read_message
+from tandem.front.gate import NOT_LET_IN, Gate, Model
 from tandem.front.grpc_stream import BrokenOffError, GrpcStream
-from tandem.front.room import NoRoomError, Room
+from tandem.front.room import NoRoomError
 
 SERVICE = "/inference.GRPCInferenceService/"
 _OF_SERVER = ("ServerLive", "ServerReady", "ServerMetadata")
@@ -23,9 +25,9 @@ ONE, STREAM = SERVICE + "ModelInfer", SERVICE + "ModelStreamInfer"
 class GrpcFront(grpc.GenericRpcHandler):
     """Passes calls on as bytes. No metadata goes with them: some of it ends Triton 2.51."""
 
-    def __init__(self, triton: grpc.aio.Channel, calls: Room) -> None:
+    def __init__(self, triton: grpc.aio.Channel, gate: Gate) -> None:
         self._triton = triton
-        self._calls = calls
+        self._gate = gate
         self._streams: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -42,38 +44,48 @@ class GrpcFront(grpc.GenericRpcHandler):
             return grpc.unary_unary_rpc_method_handler(self._passing_on(method))
         if method == ONE:
             return grpc.unary_unary_rpc_method_handler(self._infer_once)
-        return grpc.stream_stream_rpc_method_handler(_refuse)
+        return grpc.stream_stream_rpc_method_handler(self._refuse)
 
     def _passing_on(self, method: str) -> Any:
         async def pass_on(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
             try:
-                answer: bytes = await self._triton.unary_unary(method)(request)
-                return answer
+                return await self._pass_on(method, request)
             except grpc.aio.AioRpcError as error:
                 await context.abort(error.code(), error.details() or "")
                 raise  # never: abort does
 
         return pass_on
 
+    async def _pass_on(self, method: str, request: bytes) -> bytes:
+        answer: bytes = await self._triton.unary_unary(method)(request)
+        return answer
+
     async def _infer_once(self, content: bytes, context: grpc.aio.ServicerContext) -> bytes:
         try:
-            check_message(read_message(content), len(content))
-            self._calls.take()
-        except NoRoomError as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            request = read_message(content)
+            check_message(request, len(content))
+            model = Model(request.model_name, request.model_version)
+            self._gate.enter(model, CANCEL in request.parameters)
         except RefusedError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            self._gate.refused(error.reason)
+            full = isinstance(error, NoRoomError)
+            code = grpc.StatusCode.UNAVAILABLE if full else grpc.StatusCode.INVALID_ARGUMENT
+            await context.abort(code, str(error))
+        said = ""
         try:
-            answer: bytes = await self._passing_on(ONE)(content, context)
-            return answer
+            return await self._pass_on(ONE, content)
+        except grpc.aio.AioRpcError as error:
+            said = error.details() or ""
+            await context.abort(error.code(), said)
+            raise  # never: abort does
         finally:
-            self._calls.give_back()
+            self._gate.leave(model, said)
 
     async def _infer(
         self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> None:
         """A stream of requests and their answers."""
-        stream = GrpcStream(self._triton.stream_stream(STREAM), context, self._calls)
+        stream = GrpcStream(self._triton.stream_stream(STREAM), context, self._gate)
         running = asyncio.create_task(stream.run(requests))
         self._streams.add(running)
         running.add_done_callback(self._ended)
@@ -93,12 +105,12 @@ class GrpcFront(grpc.GenericRpcHandler):
         if not running.cancelled():
             running.exception()
 
-
-async def _refuse(
-    requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
-) -> AsyncIterator[bytes]:
-    await context.abort(
-        grpc.StatusCode.PERMISSION_DENIED,
-        "This server lets in what asks for models and their answers: ask its operator.",
-    )
-    yield b""  # never
+    async def _refuse(
+        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[bytes]:
+        self._gate.refused(NOT_LET_IN)
+        await context.abort(
+            grpc.StatusCode.PERMISSION_DENIED,
+            "This server lets in what asks for models and their answers: ask its operator.",
+        )
+        yield b""  # never

@@ -16,7 +16,7 @@ from tritonclient.grpc import service_pb2
 from tandem.errors import TandemError
 from tandem.front import CANCEL, CANCEL_ID, STALL_S
 from tandem.front.checks import RefusedError, check_message, check_names, read_message
-from tandem.front.room import Room
+from tandem.front.gate import Gate, Model
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +39,7 @@ class BrokenOffError(TandemError):
 class Name(NamedTuple):
     """Of a request, by which it can be taken back."""
 
-    model: str
-    version: str
+    model: Model
     name: str
 
 
@@ -53,11 +52,11 @@ class GrpcStream:
     cancelled after a second, for models that cannot take back.)
     """
 
-    def __init__(self, open_: Open, client: grpc.aio.ServicerContext, calls: Room) -> None:
+    def __init__(self, open_: Open, client: grpc.aio.ServicerContext, gate: Gate) -> None:
         """open_: a stream to Triton."""
         self._open = open_
         self._client = client
-        self._calls = calls
+        self._gate = gate
         self._to_triton, self._to_client = asyncio.Lock(), asyncio.Lock()
         """gRPC takes one message at a time."""
         self._places = asyncio.Semaphore(MOST_UNDER_WAY)
@@ -87,7 +86,7 @@ class GrpcStream:
         if not answering.done():
             await self._leave(answering)
         await asyncio.wait({passing, answering})
-        self._calls.give_back(self._under_way)
+        self._gate.leave(self._model(), count=self._under_way)
         if self._broken_by:
             raise BrokenOffError(self._broken_by)
         if not answering.cancelled():
@@ -113,6 +112,7 @@ class GrpcStream:
                 self._take(request)
             except RefusedError as error:
                 self._places.release()
+                self._gate.refused(error.reason)
                 await self._say(_refusal(request.id, str(error)))
             else:
                 await asyncio.shield(self._tell(request.SerializeToString()))
@@ -122,7 +122,7 @@ class GrpcStream:
     def _take(self, request: service_pb2.ModelInferRequest) -> None:
         """Among those under way. Raises RefusedError."""
         name = _named(request)
-        self._calls.take()
+        self._gate.enter(name.model, CANCEL in request.parameters)
         self._under_way += 1
         self._names.append(name)
         self._asked_for_empty |= request.parameters[EMPTY_FINAL].bool_param
@@ -155,10 +155,15 @@ class GrpcStream:
                 await self._say(content)
             if _is_final(answer):
                 self._under_way -= 1
-                self._calls.give_back()
+                self._gate.leave(self._model(), answer.error_message)
                 self._places.release()
             if not self._under_way:
                 self._names.clear()
+
+    def _model(self) -> Model | None:
+        """Of all requests under way. (An error does not say which of them it is about.)"""
+        models = {one.model for one in self._names}
+        return models.pop() if len(models) == 1 else None
 
     async def _say(self, answer: bytes) -> None:
         async with self._to_client:
@@ -219,11 +224,13 @@ def _named(request: service_pb2.ModelInferRequest) -> Name:
     name = check_names(said)
     if not name:
         name = request.parameters[CANCEL_ID].string_param = token_hex(16)
-    return Name(request.model_name, request.model_version, name)
+    return Name(Model(request.model_name, request.model_version), name)
 
 
 def _taking_back(one: Name) -> bytes:
-    request = service_pb2.ModelInferRequest(model_name=one.model, model_version=one.version)
+    request = service_pb2.ModelInferRequest(
+        model_name=one.model.name, model_version=one.model.version
+    )
     request.parameters[CANCEL].string_param = one.name
     content: bytes = request.SerializeToString()
     return content

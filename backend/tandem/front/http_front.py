@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Mapping
 from secrets import token_hex
-from typing import Final
+from typing import Final, NamedTuple
 
 from aiohttp import (
     ClientError,
@@ -21,9 +22,10 @@ from yarl import URL
 from tandem.front import CANCEL, CANCEL_ID, STALL_S
 from tandem.front.bodies import TooLargeError, body_of
 from tandem.front.checks import RefusedError, check_names, check_tensors, read_json
+from tandem.front.gate import NOT_LET_IN, Gate, Model, Refusals
 from tandem.front.room import NoRoomError, Room
 
-_MODEL: Final = r"/v2/models/[\w-][\w.-]*(/versions/\d+)?"
+_MODEL: Final = r"/v2/models/(?P<model>[\w-][\w.-]*)(/versions/(?P<version>\d+))?"
 _ASKING: Final = re.compile(rf"/v2(/health/(live|ready))?|{_MODEL}(/(ready|config|stats))?")
 _INFERRING: Final = re.compile(rf"{_MODEL}/(infer|generate|generate_stream)")
 _METRICS: Final = "/metrics"
@@ -31,7 +33,7 @@ JSON_BYTES: Final = "Inference-Header-Content-Length"
 """Of a body, those before its tensors' binary data. (Triton's protocol, binary data extension.)"""
 _PASSED_ON: Final = ("Content-Type", JSON_BYTES)
 _AS_IT_IS: Final = {"Accept-Encoding": "identity"}
-_STATUS: Final = {NoRoomError: 503, TooLargeError: 413}
+_OK, _UNAVAILABLE = 200, 503
 _COUNT: Final = re.compile("[0-9]{1,10}")
 _TAKE_BACK: Final = ClientTimeout(total=5.0)
 """Nobody waits for it."""
@@ -46,12 +48,12 @@ class HttpFront:
     """
 
     def __init__(
-        self, triton: str, session: ClientSession, calls: Room, bodies: Room, most_bytes: int
+        self, triton: str, session: ClientSession, gate: Gate, bodies: Room, most_bytes: int
     ) -> None:
         """triton: host:port. most_bytes: of a body."""
         self._triton = f"http://{triton}"
         self._session = session
-        self._calls, self._bodies = calls, bodies
+        self._gate, self._bodies = gate, bodies
         self._most_bytes = most_bytes
         self._telling: set[asyncio.Task[None]] = set()
 
@@ -63,35 +65,46 @@ class HttpFront:
         """One request; cancelled where its client has left."""
         path = request.raw_path.partition("?")[0]
         asks = _ASKING.fullmatch(path)
-        if not asks and not _INFERRING.fullmatch(path):
+        infers = _INFERRING.fullmatch(path)
+        if not asks and not infers:
+            self._gate.refused(NOT_LET_IN)
             return not_let_in()
         if request.method != (method := "GET" if asks else "POST"):
+            self._gate.refused(NOT_LET_IN)
             return refusal(405, f"{path} is asked by {method}: send it so.", {"Allow": method})
-        if asks:
+        if infers is None:
             return await self._pass_on(request, path, None)
         try:
             async with body_of(request, self._most_bytes, self._bodies) as body:
-                return await self._infer(request, path, body)
+                model = Model(infers["model"], infers["version"] or "")
+                return await self._infer(request, path, model, body)
         except RefusedError as error:
-            return refusal(_STATUS.get(type(error), 400), str(error))
+            self._gate.refused(error.reason)
+            return refusal(_status(error), str(error))
         except web.RequestPayloadError as error:
+            self._gate.refused(RefusedError.reason)
             return refusal(400, f"The body cannot be read ({error}): send it again.")
 
-    async def _infer(self, request: web.BaseRequest, path: str, body: bytes) -> web.StreamResponse:
-        name = ""
+    async def _infer(
+        self, request: web.BaseRequest, path: str, model: Model, body: bytes
+    ) -> web.StreamResponse:
+        name, takes_back = "", False
         if path.endswith("/infer"):
             check_tensors(read_json(body[: _json_bytes(request, len(body))]), len(body))
         else:
-            body, name = named(body)
-        self._calls.take()
+            body, name, takes_back = named(body)
+        self._gate.enter(model, takes_back)
+        said = ""
         try:
-            return await self._pass_on(request, path, body)
+            response = await self._pass_on(request, path, body)
+            said = _error(response)
+            return response
         except (asyncio.CancelledError, ConnectionError):  # the client has left
             if name:
                 self._take_back(path, name)
             raise
         finally:
-            self._calls.give_back()
+            self._gate.leave(model, said)
 
     async def _pass_on(
         self, request: web.BaseRequest, path: str, body: bytes | None
@@ -123,12 +136,13 @@ class HttpFront:
 
 
 class MetricsFront:
-    """Passes on what a scraper asks."""
+    """Passes on what a scraper asks, and adds what this has refused."""
 
-    def __init__(self, triton: str, session: ClientSession) -> None:
+    def __init__(self, triton: str, session: ClientSession, refusals: Refusals) -> None:
         """triton: host:port of its metrics."""
         self._url = URL(f"http://{triton}{_METRICS}")
         self._session = session
+        self._refusals = refusals
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """One request."""
@@ -139,12 +153,18 @@ class MetricsFront:
         except ClientError:
             return no_answer()
         async with answer:
-            return await _relay(answer, request)
+            shown = await answer.read()
+        if answer.status == _OK:
+            shown += self._refusals.shown()
+        return web.Response(body=shown, status=answer.status, headers=kept(answer.headers))
 
 
 async def _relay(answer: ClientResponse, request: web.BaseRequest) -> web.StreamResponse:
-    """What comes goes on as it comes. Where Triton ends within it the client's connection does, and
-    a client that reads nothing has left."""
+    """What comes goes on as it comes, but as a whole that there is no room. Where Triton ends
+    within it the client's connection does, and a client that reads nothing has left."""
+    if answer.status == _UNAVAILABLE:
+        content = await answer.read()
+        return web.Response(body=content, status=answer.status, headers=kept(answer.headers))
     response = web.StreamResponse(status=answer.status, headers=kept(answer.headers))
     response.content_length = answer.content_length
     await response.prepare(request)
@@ -161,28 +181,51 @@ async def _relay(answer: ClientResponse, request: web.BaseRequest) -> web.Stream
     return response
 
 
-def named(body: bytes) -> tuple[bytes, str]:
-    """A request to generate with a name by which it can be taken back, and the name; "" where it
-    has none. Raises RefusedError."""
+class Named(NamedTuple):
+    """A request to generate."""
+
+    body: bytes
+    name: str
+    """By which it can be taken back; "": it has none."""
+    takes_back: bool
+    """Another one."""
+
+
+def named(body: bytes) -> Named:
+    """What a body asks for. It gets a name where it has none. Raises RefusedError."""
     said = read_json(body)
     if not isinstance(said, dict):
         raise RefusedError("The body is no object: send one with 'text_input'.")
     name = check_names(said)
     if name or CANCEL in said:
-        return body, name
+        return Named(body, name, CANCEL in said)
     name = token_hex(16)
     members = body.lstrip()[1:]
-    return b'{"%b": "%b"%b%b' % (
-        CANCEL_ID.encode(),
-        name.encode(),
-        b", " if said else b"",
-        members,
-    ), name
+    separator = b", " if said else b""
+    body = b'{"%b": "%b"%b%b' % (CANCEL_ID.encode(), name.encode(), separator, members)
+    return Named(body, name, takes_back=False)
 
 
 def kept(headers: Mapping[str, str]) -> dict[str, str]:
     """Those that say how the body is to be read."""
     return {name: headers[name] for name in _PASSED_ON if name in headers}
+
+
+def _status(error: RefusedError) -> int:
+    if isinstance(error, NoRoomError):
+        return _UNAVAILABLE
+    return 413 if isinstance(error, TooLargeError) else 400
+
+
+def _error(response: web.StreamResponse) -> str:
+    """Of what Triton says that cannot answer; "" of what it answers."""
+    body = response.body if isinstance(response, web.Response) else None
+    if response.status != _UNAVAILABLE or not isinstance(body, bytes):
+        return ""
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return ""
 
 
 def refusal(status: int, sentence: str, headers: Mapping[str, str] | None = None) -> web.Response:
@@ -192,7 +235,7 @@ def refusal(status: int, sentence: str, headers: Mapping[str, str] | None = None
 
 def no_answer() -> web.Response:
     """Where Triton is not there, or not yet."""
-    return refusal(503, "Triton has ended, or is not there yet: try again later.")
+    return refusal(_UNAVAILABLE, "Triton has ended, or is not there yet: try again later.")
 
 
 def not_let_in() -> web.Response:

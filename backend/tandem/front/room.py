@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from tandem.front.checks import RefusedError
 
 
 class NoRoomError(RefusedError):
     """There is too much under way."""
+
+    reason: ClassVar[str] = "no_room"
 
 
 class Room:

@@ -14,9 +14,11 @@ from typing import Final
 import grpc
 from aiohttp import ClientSession, ClientTimeout, TCPConnector, web
 from aiohttp.http_exceptions import HttpProcessingError
+from prometheus_client import disable_created_metrics
 
 from tandem.errors import ConfigError
 from tandem.front.door import Door
+from tandem.front.gate import Full, Gate, Refusals
 from tandem.front.grpc_front import GrpcFront
 from tandem.front.http_front import HttpFront, MetricsFront
 from tandem.front.room import for_bodies, for_calls
@@ -60,12 +62,16 @@ async def serve(triton: Endpoints, door: Door) -> None:
     asked_to_end = asyncio.Event()
     for one in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(one, asked_to_end.set)
+    disable_created_metrics()
+    refusals, full = Refusals(), Full()
     async with AsyncExitStack() as stack:
         closing: list[Closing] = []
         if triton.grpc:
             channel = grpc.aio.insecure_channel(triton.grpc, _TO_TRITON)
             await stack.enter_async_context(channel)
-            closing.append(await _grpc(channel, door))
+            closing.append(
+                await _grpc(channel, door, Gate(for_calls(door.most_calls), full, refusals))
+            )
         session = await stack.enter_async_context(
             ClientSession(
                 connector=TCPConnector(limit=0),
@@ -73,19 +79,19 @@ async def serve(triton: Endpoints, door: Door) -> None:
             )
         )
         if triton.http:
-            calls, bodies = for_calls(door.most_calls), for_bodies(HELD_BYTES)
-            front = HttpFront(triton.http, session, calls, bodies, door.most_bytes)
+            gate = Gate(for_calls(door.most_calls), full, refusals)
+            front = HttpFront(triton.http, session, gate, for_bodies(HELD_BYTES), door.most_bytes)
             stack.push_async_callback(front.close)
             closing.append(await _http(front.handle, door.host, door.ports.http))
         if triton.metrics:
-            metrics = MetricsFront(triton.metrics, session)
+            metrics = MetricsFront(triton.metrics, session, refusals)
             closing.append(await _http(metrics.handle, door.host, door.ports.metrics))
         await asked_to_end.wait()
         await asyncio.gather(*(close() for close in closing))
 
 
-async def _grpc(triton: grpc.aio.Channel, door: Door) -> Closing:
-    front = GrpcFront(triton, for_calls(door.most_calls))
+async def _grpc(triton: grpc.aio.Channel, door: Door, gate: Gate) -> Closing:
+    front = GrpcFront(triton, gate)
     most = ("grpc.max_receive_message_length", door.most_bytes)
     server = grpc.aio.server(handlers=[front], options=[most, *_TO_CLIENTS])
     address = _address(door.host, door.ports.grpc)
