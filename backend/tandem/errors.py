@@ -27,6 +27,13 @@ class QueueFullError(TandemError):
     """The waiting queue is full: try again later. (Its sentence is one of `NO_ROOM`.)"""
 
 
+def queue_full(waiting: int) -> QueueFullError:
+    """Where so many requests wait."""
+    return QueueFullError(
+        f"{waiting} requests are waiting, the most that max_queue_size allows: try again later."
+    )
+
+
 class RequestTimeoutError(TandemError):
     """The request took longer than it, or the queue, allows."""
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tandem.config import EngineConfig
-from tandem.errors import QueueFullError
+from tandem.errors import queue_full
 from tandem.kv_cache import BlockManager
 from tandem.metrics import PREEMPTIONS, PREFIX_HITS, PREFIX_QUERIES, QUEUED, Meters
 from tandem.request import Request
@@ -68,10 +68,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queues a request. Raises `QueueFullError`."""
         if len(self.waiting) >= self.config.max_queue_size:
-            raise QueueFullError(
-                f"{len(self.waiting)} requests are waiting, the most that max_queue_size allows: "
-                "try again later."
-            )
+            raise queue_full(len(self.waiting))
         insort(self.waiting, request, key=_rank)
 
     def remove(self, request: Request) -> None:

@@ -2,14 +2,15 @@
 
 import asyncio
 import re
+from contextlib import asynccontextmanager
 
 import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
-from tandem.errors import NO_ROOM
 from tandem.front import gate
 from tandem.front.gate import Full, FullError, Gate, Model, Refusals
+from tandem.front.grpc_front import ONE as ONCE
 from tandem.front.grpc_front import STREAM, GrpcFront
 from tandem.front.room import NoRoomError, for_calls
 from tests.front.test_grpc_stream import started
@@ -82,42 +83,85 @@ def test_refusals_are_there_before_the_first_and_counted():
 
 
 class FullModel(grpc.GenericRpcHandler):
-    """Says so."""
+    """Says so, to a stream and to one request."""
 
-    asked = 0
+    def __init__(self):
+        self.asked = []
 
     def service(self, details):
-        return grpc.stream_stream_rpc_method_handler(self.infer)
+        if details.method == STREAM:
+            return grpc.stream_stream_rpc_method_handler(self.infer)
+        return grpc.unary_unary_rpc_method_handler(self.infer_once)
 
     async def infer(self, requests, context):
-        async for _ in requests:
-            self.asked += 1
+        contents = [one async for one in requests]
+        for content in contents:
+            self.asked.append(service_pb2.ModelInferRequest.FromString(content).model_name)
             answer = service_pb2.ModelStreamInferResponse(error_message=SAID)
             await context.write(answer.SerializeToString())
 
+    async def infer_once(self, content, context):
+        self.asked.append(service_pb2.ModelInferRequest.FromString(content).model_name)
+        await context.abort(grpc.StatusCode.UNAVAILABLE, SAID)
+
+
+def ask(model="one"):
+    request = service_pb2.ModelInferRequest.FromString(
+        message([RawTensor("text_input", "BYTES", [1], strings(b"a"))], {})
+    )
+    request.model_name = model
+    return request.SerializeToString()
+
+
+@asynccontextmanager
+async def world():
+    """A full model, how refusals are counted, and a client before its front."""
+    model, refusals = FullModel(), Refusals()
+    async with started(model) as channel, asyncio.timeout(20):
+        front = GrpcFront(channel, Gate(for_calls(9), Full(), refusals))
+        async with started(front) as client:
+            yield model, refusals, client
+
+
+async def told(client, *models):
+    """What a stream of requests is answered."""
+    stream = client.stream_stream(STREAM)()
+    for one in models:
+        await stream.write(ask(one))
+    await stream.done_writing()
+    answers = [await stream.read() for _ in models]
+    return [service_pb2.ModelStreamInferResponse.FromString(one).error_message for one in answers]
+
 
 def test_a_stream_is_told_without_asking_triton():
-    ask = message([RawTensor("text_input", "BYTES", [1], strings(b"a"))], {})
-
     async def run():
-        model, refusals = FullModel(), Refusals()
-        async with started(model) as channel, asyncio.timeout(20):
-            one = Gate(for_calls(9), Full(), refusals)
-            async with started(GrpcFront(channel, one)) as client:
-                for _ in range(3):
-                    stream = client.stream_stream(STREAM)()
-                    await stream.write(ask)
-                    await stream.done_writing()
-                    answer = service_pb2.ModelStreamInferResponse.FromString(await stream.read())
-                    assert answer.error_message == SAID
-        assert model.asked == 1
-        assert b'reason="queue_full"} 2.0' in refusals.shown()
+        async with world() as (model, refusals, client):
+            for _ in range(3):
+                assert await told(client, "one") == [SAID]
+            assert model.asked == ["one"]
+            assert b'reason="queue_full"} 2.0' in refusals.shown()
 
     asyncio.run(run())
 
 
-def test_what_models_say_is_known_as_such():
-    assert NO_ROOM.fullmatch(SAID)
-    assert NO_ROOM.fullmatch(
-        "64 requests are waiting, the most that max_queue_size allows: try again later."
-    )
+def test_a_request_is_told_without_asking_triton():
+    async def run():
+        async with world() as (model, _, client):
+            for _ in range(3):
+                with pytest.raises(grpc.aio.AioRpcError) as error:
+                    await client.unary_unary(ONCE)(ask())
+                told = (error.value.code(), error.value.details())
+                assert told == (grpc.StatusCode.UNAVAILABLE, SAID)
+            assert model.asked == ["one"]
+
+    asyncio.run(run())
+
+
+def test_a_stream_to_two_models_does_not_say_which_is_full():
+    async def run():
+        async with world() as (model, _, client):
+            assert await told(client, "one", "other") == [SAID, SAID]
+            assert await told(client, "other") == [SAID]
+            assert model.asked == ["one", "other", "other"]
+
+    asyncio.run(run())

@@ -19,17 +19,23 @@ PATH = "/v2/models/tandem/generate_stream"
 ASKED = {"text_input": "a"}
 
 
+FULL = "9 requests are here, as many as max_num_seqs and max_queue_size allow: try again later."
+
+
 class Triton:
     """Says one piece, and then what it is told to."""
 
     def __init__(self):
         self.asked, self.goes_on = [], asyncio.Event()
         self.piece, self.pieces, self.breaks_off = b"data", 0, False
+        self.is_full = False
 
     async def handle(self, request):
         self.asked.append(await request.json())
         if "cancel" in self.asked[-1]:
             return web.json_response({})
+        if self.is_full:
+            return web.json_response({"error": FULL}, status=503)
         response = web.StreamResponse()
         await response.prepare(request)
         await response.write(self.piece)
@@ -45,7 +51,7 @@ class Triton:
 
 
 @asynccontextmanager
-async def world(calls=None, bodies=None):
+async def world(calls=None, bodies=None, refusals=None):
     """A Triton, a client's session, and where its front is."""
     triton = Triton()
     behind = RawTestServer(triton.handle)
@@ -54,7 +60,7 @@ async def world(calls=None, bodies=None):
         front = HttpFront(
             f"127.0.0.1:{behind.port}",
             session,
-            Gate(calls or for_calls(10), Full(), Refusals()),
+            Gate(calls or for_calls(10), Full(), refusals or Refusals()),
             bodies or for_bodies(1 << 20),
             1 << 20,
         )
@@ -202,3 +208,25 @@ def test_a_body_that_is_no_object_is_refused(body):
             assert "no object" in (await answer.json())["error"]
 
     asyncio.run(run())
+
+
+def test_a_full_model_is_not_asked_but_to_take_back():
+    refusals = Refusals()
+
+    async def run():
+        async with world(refusals=refusals) as (triton, client, url):
+            triton.is_full = True
+            for _ in range(3):
+                async with client.post(url, json={"text_input": "a"}) as answer:
+                    assert (answer.status, await answer.json()) == (503, {"error": FULL})
+            assert len(triton.asked) == 1
+            async with client.post(url, json={"cancel": "mine"}) as answer:
+                assert answer.status == 200
+            assert triton.taken_back() == ["mine"]
+            triton.is_full = False  # as one of its requests has ended
+            triton.goes_on.set()
+            async with client.post(url, json={"text_input": "a"}) as answer:
+                assert answer.status == 200
+
+    asyncio.run(run())
+    assert b'reason="queue_full"} 2.0' in refusals.shown()

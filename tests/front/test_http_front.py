@@ -149,7 +149,11 @@ def test_infer_is_passed_on_or_refused(front):
 
 def test_metrics_are_passed_on(running):
     url = f"http://{running.endpoints.metrics}"
+    assert httpx2.get(f"http://{running.endpoints.http}/v2/repository/index").status_code == 403
     found = httpx2.get(f"{url}/metrics")
+    refused = re.search(r'tandem_front_refusal_total{reason="not_let_in"} (.*)', found.text)
+    assert float(refused[1]) >= 1
+    assert "_created" not in found.text
     assert found.status_code == 200 and "tandem_engine_up{" in found.text
     assert httpx2.get(f"{url}/else").status_code == 403
     assert httpx2.post(f"{url}/metrics").status_code == 403

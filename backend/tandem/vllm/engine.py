@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from tandem.config import EngineConfig
 from tandem.drafting import Verdict
-from tandem.errors import ConfigError, InvalidRequestError, QueueFullError
+from tandem.errors import ConfigError, InvalidRequestError, queue_full
 from tandem.limits import Limits
 from tandem.metrics import PREEMPTIONS, QUEUED, ROUNDS, Meters, Report
 from tandem.output import OutputStream, Streams
@@ -155,10 +155,7 @@ class VllmEngine:
         """Hands a request to vLLM. Raises `InvalidRequestError` or `QueueFullError`."""
         waiting = len(self.streams) - self.config.max_num_seqs
         if waiting >= self.config.max_queue_size:
-            raise QueueFullError(
-                f"{waiting} requests are waiting, the most that max_queue_size allows: "
-                "try again later."
-            )
+            raise queue_full(waiting)
         asked = self._asked(request)
         self.streams[request.id] = OutputStream(request, self.tokenizer, self.meters)
         self._tell(self._vllm.engine_core.add_request_async(asked))
