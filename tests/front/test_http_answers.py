@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import json
 import tracemalloc
 from contextlib import asynccontextmanager
 
@@ -16,6 +17,7 @@ from tandem.front.http_front import HttpFront
 from tandem.front.room import for_bodies, for_calls
 
 PATH = "/v2/models/tandem/generate_stream"
+GENERATE = PATH.removesuffix("_stream")
 ASKED = {"text_input": "a"}
 
 
@@ -35,7 +37,10 @@ class Triton:
         if "cancel" in self.asked[-1]:
             return web.json_response({})
         if self.is_full:
-            return web.json_response({"error": FULL}, status=503)
+            # As Triton 2.51 has it, with the code of any other error.
+            body = json.dumps({"error": FULL})
+            stream = request.path.endswith("_stream")
+            return web.Response(text=f"data: {body}\n\n" if stream else body, status=400)
         response = web.StreamResponse()
         await response.prepare(request)
         await response.write(self.piece)
@@ -210,15 +215,16 @@ def test_a_body_that_is_no_object_is_refused(body):
     asyncio.run(run())
 
 
-def test_a_full_model_is_not_asked_but_to_take_back():
+@pytest.mark.parametrize("path", [PATH, GENERATE])
+def test_a_full_model_is_not_asked_but_to_take_back(path):
     refusals = Refusals()
 
     async def run():
         async with world(refusals=refusals) as (triton, client, url):
-            triton.is_full = True
+            triton.is_full, url = True, url.with_path(path)
             for _ in range(3):
                 async with client.post(url, json={"text_input": "a"}) as answer:
-                    assert (answer.status, await answer.json()) == (503, {"error": FULL})
+                    assert (answer.status, FULL in await answer.text()) == (503, True)
             assert len(triton.asked) == 1
             async with client.post(url, json={"cancel": "mine"}) as answer:
                 assert answer.status == 200

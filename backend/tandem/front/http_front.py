@@ -19,6 +19,7 @@ from aiohttp import (
 )
 from yarl import URL
 
+from tandem.errors import NO_ROOM
 from tandem.front import CANCEL, CANCEL_ID, STALL_S
 from tandem.front.bodies import TooLargeError, body_of
 from tandem.front.checks import RefusedError, check_names, check_tensors, read_json
@@ -33,7 +34,7 @@ JSON_BYTES: Final = "Inference-Header-Content-Length"
 """Of a body, those before its tensors' binary data. (Triton's protocol, binary data extension.)"""
 _PASSED_ON: Final = ("Content-Type", JSON_BYTES)
 _AS_IT_IS: Final = {"Accept-Encoding": "identity"}
-_OK, _UNAVAILABLE = 200, 503
+_OK, _BAD_REQUEST, _UNAVAILABLE = 200, 400, 503
 _COUNT: Final = re.compile("[0-9]{1,10}")
 _TAKE_BACK: Final = ClientTimeout(total=5.0)
 """Nobody waits for it."""
@@ -160,11 +161,10 @@ class MetricsFront:
 
 
 async def _relay(answer: ClientResponse, request: web.BaseRequest) -> web.StreamResponse:
-    """What comes goes on as it comes, but as a whole that there is no room. Where Triton ends
-    within it the client's connection does, and a client that reads nothing has left."""
-    if answer.status == _UNAVAILABLE:
-        content = await answer.read()
-        return web.Response(body=content, status=answer.status, headers=kept(answer.headers))
+    """What comes goes on as it comes. Where Triton ends within it the client's connection does, and
+    a client that reads nothing has left."""
+    if answer.status >= _BAD_REQUEST:
+        return await _relay_error(answer)
     response = web.StreamResponse(status=answer.status, headers=kept(answer.headers))
     response.content_length = answer.content_length
     await response.prepare(request)
@@ -179,6 +179,17 @@ async def _relay(answer: ClientResponse, request: web.BaseRequest) -> web.Stream
             request.transport.abort()
         raise asyncio.CancelledError from error
     return response
+
+
+async def _relay_error(answer: ClientResponse) -> web.Response:
+    """As a whole. Triton 2.51 says 400 whatever a model has said: that it is full is no mistake of
+    the client's."""
+    try:
+        body = await answer.read()
+    except ClientError:
+        return no_answer()
+    status = _UNAVAILABLE if NO_ROOM.fullmatch(_sentence(body)) else answer.status
+    return web.Response(body=body, status=status, headers=kept(answer.headers))
 
 
 class Named(NamedTuple):
@@ -218,12 +229,15 @@ def _status(error: RefusedError) -> int:
 
 
 def _error(response: web.StreamResponse) -> str:
-    """Of what Triton says that cannot answer; "" of what it answers."""
+    """What Triton says that cannot answer; "" where it answers."""
     body = response.body if isinstance(response, web.Response) else None
-    if response.status != _UNAVAILABLE or not isinstance(body, bytes):
-        return ""
+    return _sentence(body) if isinstance(body, bytes) else ""
+
+
+def _sentence(body: bytes) -> str:
+    """Of an error, which is an event where a stream was asked for."""
     try:
-        return str(json.loads(body)["error"])
+        return str(json.loads(body.removeprefix(b"data: "))["error"])
     except (ValueError, KeyError, TypeError):
         return ""
 
