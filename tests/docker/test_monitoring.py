@@ -10,12 +10,12 @@ import promql_parser
 import pytest
 import yaml
 
-from tandem.metrics import CATALOGUE, FAILED, HEARTBEAT, INTERNAL, REFUSALS, UP
+from tandem.metrics import CATALOGUE, FAILED, FRONT_REFUSED, HEARTBEAT, INTERNAL, REFUSALS, UP
 
 FOLDER = Path(__file__).parents[2] / "docker" / "monitoring"
 FRESH = f"and on (instance, load) (time() - {HEARTBEAT} < 30)"
 """Of a gauge: what a model's process said last stays when it has ended."""
-KINDS = {one.name: one.kind for one in CATALOGUE}
+KINDS = {one.name: one.kind for one in (*CATALOGUE, FRONT_REFUSED)}
 LABELS = {
     "model",
     "version",
@@ -92,11 +92,14 @@ def test_gauges_count_while_their_process_lives(title, expression):
 def test_the_dashboard_shows_one_model_and_any_instances():
     for variable in dashboard()["templating"]["list"][1:]:
         assert variable["query"].startswith("label_values(tandem_engine_up")
-    chosen = '{model="$model", instance=~"$instance"}'
+    of_instances = 'instance=~"$instance"}'
+    chosen = f'{{model="$model", {of_instances}'
     for panel in dashboard()["panels"]:
         for target in panel["targets"]:
             names = [name for name in names_in(target["expr"]) if name != HEARTBEAT]
-            assert all(f"{name}{chosen}" in target["expr"] for name in names)
+            for name in names:  # (the front's are of no model)
+                those = f"{{{of_instances}" if name == FRONT_REFUSED.name else chosen
+                assert f"{name}{those}" in target["expr"]
             assert ("{{instance}}" in target["legendFormat"]) != ("by (le)" in target["expr"])
 
 

@@ -24,6 +24,7 @@ from tandem.metrics import (
     FAILED,
     FINISHED,
     FIRST_TOKEN,
+    FRONT_REFUSED,
     GENERATED_TOKENS,
     HEARTBEAT,
     KV_USAGE,
@@ -360,7 +361,7 @@ def test_the_operators_table_has_every_family():
     table = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
     lines = reversed(table.splitlines())  # of several tables the first
     rows = {line.split("|")[1].strip(): line for line in lines if "|" in line}
-    for one in CATALOGUE:
+    for one in (*CATALOGUE, FRONT_REFUSED):
         assert rows[f"`{one.name}`"].startswith(f"| `{one.name}` | {one.kind} | {one.help}")
 
 
