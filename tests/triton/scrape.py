@@ -20,7 +20,7 @@ def read(urls):
     of_loads, last = {}, {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            if sample.name.startswith("tandem_"):
+            if "load" in sample.labels:  # (the front's are of no model)
                 labels = {k: v for k, v in sample.labels.items() if k not in OWN_LABELS}
                 found = of_loads.setdefault(sample.labels["load"], {})
                 found[sample.name, *sorted(labels.items())] = sample.value
