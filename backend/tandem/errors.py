@@ -5,6 +5,8 @@ from typing import Final
 
 NO_ROOM: Final = re.compile(r"\d+ requests are (here|waiting), .*: try again later\.")
 """What a model says that has none, and nothing else that it says."""
+FULL: Final = "here"
+"""Where it has none before one of its requests ends. (Those that wait may be let in sooner.)"""
 
 
 class TandemError(Exception):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
 from tandem.errors import InvalidRequestError
-from tandem.front import CANCEL, CANCEL_ID
+from tandem.front import CANCEL, CANCEL_ID, LONGEST_NAME
 from tandem.request import Prompt, SamplingParams
 
 FLAGS = (
@@ -27,7 +27,7 @@ FLAGS = (
 INTERNAL_PREFIX = "triton_"
 INTERNAL = ("id", CANCEL_ID)
 OWN = "JSON of the request's parameters"
-LONGEST_NAME = 64
+LONGEST_IN_LOG = 64
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def parse(request: Any, max_bytes: int) -> Ask:
     prepend = prompt if isinstance(prompt, str) and not stream and not exclude else ""
     own = _own_parameters(request, max_bytes)
     params = _params(request, own, wanted, max_bytes)
-    return Ask(prompt, params, stream, prepend, wanted, str(own.get(CANCEL_ID) or ""))
+    return Ask(prompt, params, stream, prepend, wanted, _cancel_name(own, CANCEL_ID))
 
 
 def name_of(request: Any) -> str:
@@ -90,12 +90,21 @@ def taken_back(request: Any, max_bytes: int) -> str | None:
             "The parameter 'cancel' takes back another request: send it without "
             f"'{printable(min(more))}'."
         )
-    return str(own[CANCEL])
+    return _cancel_name(own, CANCEL)
+
+
+def _cancel_name(own: Mapping[str, Any], key: str) -> str:
+    name = str(own.get(key) or "")
+    if len(name) > LONGEST_NAME:
+        raise InvalidRequestError(
+            f"The parameter '{key}' is of {len(name)} characters: send {LONGEST_NAME} at most."
+        )
+    return name
 
 
 def printable(name: str) -> str:
     """A name, as far as a line of the log can hold it."""
-    return "".join(c if c.isprintable() else "?" for c in name[:LONGEST_NAME])
+    return "".join(c if c.isprintable() else "?" for c in name[:LONGEST_IN_LOG])
 
 
 def _prompt(request: Any, max_bytes: int) -> Prompt:

@@ -24,6 +24,10 @@ def request(shape, content, **more):
     return found
 
 
+def of_model(name, version=""):
+    return service_pb2.ModelInferRequest(model_name=name, model_version=version).SerializeToString()
+
+
 def check(content):
     check_message(read_message(content), len(content))
 
@@ -32,6 +36,8 @@ def test_what_fits_is_let_in():
     ids = np.arange(5, dtype="<i4").tobytes()
     check(request([5], ids).SerializeToString())
     check(request([0], b"").SerializeToString())
+    for version in ("", "0", "1", "1" * 19):
+        check(of_model("a" * 256, version))
     typed = service_pb2.ModelInferRequest(model_name="tandem")
     typed.inputs.add(name="stream", datatype="BOOL", shape=[64]).contents.bool_contents.extend(
         [False] * 64
@@ -53,6 +59,11 @@ def test_what_fits_is_let_in():
         (b"\x48\x01" + b"\x2a\x00" * (1 << 21), "no ModelInferRequest"),
         (b"\x4b\x4c" + b"\x2a\x00" * (1 << 21), "no ModelInferRequest"),
         (b"\x2a" + b"\xff" * 100, "no ModelInferRequest"),
+        (of_model("a" * 257), "no model"),
+        *(
+            (of_model("a", one), "digits or nothing")
+            for one in ("1x", "01", "-1", "1" * 20, "\u0661")
+        ),
     ],
     ids=lambda given: given if isinstance(given, str) else f"{len(given)} bytes",
 )
@@ -173,6 +184,8 @@ def test_what_has_a_name_or_takes_back_is_passed_on_as_it_is(text, name):
     [
         {"cancel_id": ""},
         {"cancel_id": 5},
+        {"cancel_id": "a" * 129},
+        {"cancel": "a" * 129},
         {"cancel_id": False},
         {"cancel": None},
         {"parameters": {"cancel_id": "a"}},

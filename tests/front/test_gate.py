@@ -8,11 +8,12 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
+from tandem.errors import queue_full
 from tandem.front import gate
 from tandem.front.gate import Full, FullError, Gate, Model, Refusals
 from tandem.front.grpc_front import ONE as ONCE
 from tandem.front.grpc_front import STREAM, GrpcFront
-from tandem.front.room import NoRoomError, for_calls
+from tandem.front.room import NoRoomError, for_bodies, for_calls
 from tests.front.test_grpc_stream import started
 from tests.triton.raw import RawTensor, message, strings
 
@@ -71,8 +72,17 @@ def test_what_takes_back_comes_in(full):
     one.enter(OTHER, takes_back=False)
     with pytest.raises(NoRoomError, match="2 requests are under way"):
         one.enter(OTHER, takes_back=False)  # what was refused took nothing
-    one.leave(None, SAID)  # of models that differ: it is not known which was full
+    for _ in range(2):  # as many more
+        one.enter(OTHER, takes_back=True)
+    with pytest.raises(NoRoomError, match="4 requests are under way"):
+        one.enter(OTHER, takes_back=True)
+    one.leave(None, SAID, count=3)  # of models that differ: it is not known which was full
     one.enter(OTHER, takes_back=False)
+
+
+def test_what_only_waits_may_be_let_in_before_a_request_has_ended(full):
+    full.ended(OTHER, str(queue_full(8)))
+    full.check(OTHER)
 
 
 def test_refusals_are_there_before_the_first_and_counted():
@@ -118,7 +128,7 @@ async def world():
     """A full model, how refusals are counted, and a client before its front."""
     model, refusals = FullModel(), Refusals()
     async with started(model) as channel, asyncio.timeout(20):
-        front = GrpcFront(channel, Gate(for_calls(9), Full(), refusals))
+        front = GrpcFront(channel, Gate(for_calls(9), Full(), refusals), for_bodies(1 << 20))
         async with started(front) as client:
             yield model, refusals, client
 

@@ -82,6 +82,16 @@ def test_an_address_that_is_taken_is_said(protocol):
     assert "Traceback" not in run.stderr
 
 
+def test_a_method_whose_name_is_no_text_ends_nobody():
+    with started("127.0.0.1:1") as (process, address), grpc.insecure_channel(address) as channel:
+        with pytest.raises(grpc.RpcError) as raised:
+            channel.unary_unary(b"/\xff\xfe")(b"", timeout=1)
+        assert raised.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        with pytest.raises(grpc.RpcError, match="lets in what asks for models"):
+            channel.unary_unary(f"{SERVICE}RepositoryIndex")(b"", timeout=20)
+        assert process.poll() is None
+
+
 def answer(address, **more):
     with GrpcClient(address, "tandem") as client:
         return client.generate(PROMPT, GREEDY, max_tokens=32, **more)

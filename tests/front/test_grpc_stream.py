@@ -10,7 +10,8 @@ from tritonclient.grpc import service_pb2
 from tandem.front import grpc_stream
 from tandem.front.gate import Full, Gate, Refusals
 from tandem.front.grpc_front import STREAM, GrpcFront
-from tandem.front.room import for_calls
+from tandem.front.grpc_server import KnownMethods
+from tandem.front.room import for_bodies, for_calls
 from tests.triton.raw import RawTensor, message, strings
 
 ASKED = message([RawTensor("text_input", "BYTES", [1], strings(b"a"))], {})
@@ -82,9 +83,17 @@ def gate(calls):
     return Gate(calls, Full(), Refusals())
 
 
+def front_of(channel, calls=None, bodies=None):
+    return GrpcFront(channel, gate(calls or for_calls(100)), bodies or for_bodies(1 << 30))
+
+
 @asynccontextmanager
-async def started(handler):
-    server = grpc.aio.server(handlers=[handler])
+async def started(front):
+    """A front, or what stands for Triton."""
+    if isinstance(front, GrpcFront):
+        server = KnownMethods(front.handlers())
+    else:
+        server = grpc.aio.server(handlers=[front])
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -93,13 +102,13 @@ async def started(handler):
 
 
 @asynccontextmanager
-async def world(most_calls=100, room=None):
+async def world(most_calls=100, room=None, bodies=None):
     """A Triton, and a stream of a client before its front, in which two answers have come: two
     requests are under way."""
     triton = Triton()
     async with (
         started(triton) as channel,
-        started(GrpcFront(channel, gate(room or for_calls(most_calls)))) as client,
+        started(front_of(channel, room or for_calls(most_calls), bodies)) as client,
         asyncio.timeout(20),
     ):
         stream = client.stream_stream(STREAM)()
@@ -112,6 +121,10 @@ async def world(most_calls=100, room=None):
 def final(content):
     response = service_pb2.ModelStreamInferResponse.FromString(content).infer_response
     return response.parameters["triton_final_response"].bool_param
+
+
+def answer_of(content):
+    return service_pb2.ModelStreamInferResponse.FromString(content)
 
 
 async def until(holds):
@@ -243,6 +256,86 @@ def test_requests_beyond_the_most_are_refused_and_those_that_end_make_room():
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("names", [True, False])
+def test_who_leaves_is_taken_back_whatever_was_answered_since(names, monkeypatch):
+    """The first request, which is still under way."""
+    monkeypatch.setattr(grpc_stream, "MOST_NAMES", 4)
+    monkeypatch.setattr(grpc_stream, "LEAVE_S", 15.0)
+
+    async def run():
+        async with world() as (triton, stream):
+            second = list(triton.may_end)[1]
+            triton.may_end[second].set()
+            assert final(await stream.read())
+            triton.answers_once = True
+            for index in range(20):
+                own = f"order {index}" if names else ""
+                await stream.write(message([], {}, own))
+                answer = answer_of(await stream.read())
+                assert (final(answer.SerializeToString()), answer.infer_response.id) == (True, own)
+            stream.cancel()
+            await until(lambda: triton.ends)
+            assert (triton.ends, triton.taken_back) == (["closed"], [next(iter(triton.may_end))])
+
+    asyncio.run(run())
+
+
+def test_a_stream_without_a_place_takes_back(monkeypatch):
+    """Also where there are as many requests as there may be."""
+    monkeypatch.setattr(grpc_stream, "MOST_UNDER_WAY", 2)
+
+    async def run():
+        async with world(most_calls=2) as (triton, stream):
+            first = next(iter(triton.may_end))
+            await stream.write(message([], {"cancel": first}))
+            assert final(await stream.read())
+            assert triton.taken_back == [first]
+
+    asyncio.run(run())
+
+
+def test_what_waits_for_a_place_has_its_room(monkeypatch):
+    monkeypatch.setattr(grpc_stream, "MOST_UNDER_WAY", 2)
+    bodies = for_bodies(5 * len(ASKED))
+
+    async def run():
+        async with world(bodies=bodies) as (triton, stream):
+            assert bodies.taken == 0  # they are Triton's
+            await stream.write(ASKED)
+            await until(lambda: bodies.taken)
+            assert bodies.taken == 2 * len(ASKED)
+            next(iter(triton.may_end.values())).set()
+            assert final(await stream.read())
+            await until(lambda: not bodies.taken)
+            assert not final(await stream.read())
+            next(iter(list(triton.may_end.values())[1:])).set()
+            assert final(await stream.read())
+            await stream.write(message([RawTensor("a", "BYTES", [1], b"b" * 1000)], {}))
+            assert "bytes of requests are under way" in answer_of(await stream.read()).error_message
+            assert bodies.taken == 0
+
+    asyncio.run(run())
+
+
+def test_streams_beyond_the_most_are_refused_and_those_that_end_make_room(monkeypatch):
+    monkeypatch.setattr("tandem.front.grpc_front.MOST_STREAMS", 1)
+
+    async def run():
+        triton = Triton()
+        async with started(triton) as channel, started(front_of(channel)) as client:
+            for _ in range(2):
+                first = client.stream_stream(STREAM)()
+                await first.write(HUGE)
+                await first.read()
+                with pytest.raises(grpc.aio.AioRpcError, match="1 streams are under way"):
+                    await client.stream_stream(STREAM)().read()
+                await first.done_writing()
+                assert await first.read() is grpc.aio.EOF
+                await asyncio.sleep(0.1)
+
+    asyncio.run(run())
+
+
 def test_who_leaves_makes_room():
     room = for_calls(3)
 
@@ -309,11 +402,29 @@ def test_a_front_that_fails_says_so_and_takes_back(monkeypatch):
     asyncio.run(run())
 
 
+def test_a_front_that_fails_does_not_wait_for_a_client_that_reads_nothing(monkeypatch):
+    monkeypatch.setattr(grpc_stream, "LEAVE_S", 0.3)
+    room = for_calls(100)
+
+    async def run():
+        async with world(room=room) as (triton, stream):
+            triton.text = b"a" * (1 << 20)  # which does not fit into gRPC's windows
+            for _ in range(20):
+                await stream.write(ASKED)
+            await until(lambda: len(triton.may_end) == 22)
+            await asyncio.sleep(0.3)
+            monkeypatch.setattr(grpc_stream, "check_message", lambda *_: 1 / 0)
+            await stream.write(ASKED)
+            await until(lambda: room.taken == 0)
+
+    asyncio.run(run())
+
+
 def test_a_front_that_ends_takes_back_what_runs():
     async def run():
         triton = Triton()
         async with started(triton) as channel:
-            front = GrpcFront(channel, gate(for_calls(100)))
+            front = front_of(channel)
             async with started(front) as client:
                 streams = [client.stream_stream(STREAM)() for _ in range(20)]
                 for stream in streams:
@@ -329,7 +440,7 @@ def test_a_client_that_asks_nothing_costs_triton_nothing():
     async def run():
         triton = Triton()
         async with started(triton) as channel:
-            front = GrpcFront(channel, gate(for_calls(100)))
+            front = front_of(channel)
             async with started(front) as client:
                 stream = client.stream_stream(STREAM)()
                 await stream.write(HUGE)

@@ -13,7 +13,7 @@ from aiohttp.test_utils import RawTestServer
 
 from tandem.front import http_front
 from tandem.front.gate import Full, Gate, Refusals
-from tandem.front.http_front import HttpFront
+from tandem.front.http_front import JSON_BYTES, HttpFront, MetricsFront
 from tandem.front.room import for_bodies, for_calls
 
 PATH = "/v2/models/tandem/generate_stream"
@@ -31,6 +31,16 @@ class Triton:
         self.asked, self.goes_on = [], asyncio.Event()
         self.piece, self.pieces, self.breaks_off = b"data", 0, False
         self.is_full = False
+
+    async def show(self, request):
+        """Some metrics."""
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"some")
+        await self.goes_on.wait()
+        if self.breaks_off:
+            request.transport.abort()
+        return response
 
     async def handle(self, request):
         self.asked.append(await request.json())
@@ -70,13 +80,27 @@ async def world(calls=None, bodies=None, refusals=None):
             1 << 20,
         )
         before = RawTestServer(front.handle)
-        await before.start_server()
+        await before.start_server(auto_decompress=False)
         triton.before = before.runner.server
         async with aiohttp.ClientSession() as client:
             yield triton, client, before.make_url(PATH)
         triton.goes_on.set()
         await before.close()
         await front.close()
+        await behind.close()
+
+
+@asynccontextmanager
+async def scraped(triton):
+    """A client's session, and where metrics are asked of the front."""
+    behind = RawTestServer(triton.show)
+    async with asyncio.timeout(20), aiohttp.ClientSession() as session:
+        await behind.start_server()
+        before = RawTestServer(MetricsFront(f"127.0.0.1:{behind.port}", session, Refusals()).handle)
+        await before.start_server()
+        yield session, before.make_url("/metrics")
+        triton.goes_on.set()
+        await before.close()
         await behind.close()
 
 
@@ -150,14 +174,15 @@ def test_a_body_that_there_is_no_room_for_is_refused_and_leaves_none_taken():
         async with world(bodies=bodies) as (triton, client, url):
             async with client.post(url, json={"text_input": "a" * 2000}) as answer:
                 assert answer.status == 503
-                assert "bytes of bodies are under way" in (await answer.json())["error"]
+                assert "bytes of requests are under way" in (await answer.json())["error"]
             assert (bodies.taken, triton.asked) == (0, [])
 
     asyncio.run(run())
 
 
-def test_a_body_that_does_not_arrive_is_refused(monkeypatch):
-    monkeypatch.setattr("tandem.front.bodies.READ_S", 0.2)
+@pytest.mark.parametrize("limit", ["READ_S", "PAUSE_S"])
+def test_a_body_that_does_not_arrive_is_refused(limit, monkeypatch):
+    monkeypatch.setattr(f"tandem.front.bodies.{limit}", 0.2)
 
     async def slowly():
         yield b"{"
@@ -170,7 +195,8 @@ def test_a_body_that_does_not_arrive_is_refused(monkeypatch):
             client.post(url, data=slowly()) as answer,
         ):
             assert (answer.status, triton.asked) == (400, [])
-            assert "not arrived in 0.2 s" in (await answer.json())["error"]
+            said = (await answer.json())["error"]
+            assert ("not arrived in 0.2 s" if limit == "READ_S" else "paused for 0.2:") in said
 
     asyncio.run(run())
 
@@ -187,6 +213,56 @@ def test_what_is_far_larger_when_unpacked_is_not_unpacked():
                 assert (answer.status, triton.asked) == (413, [])
             assert tracemalloc.get_traced_memory()[1] < 16 << 20
             tracemalloc.stop()
+
+    asyncio.run(run())
+
+
+PACKED = gzip.compress(json.dumps(ASKED).encode())
+
+
+@pytest.mark.parametrize("packed", [PACKED[:-1], PACKED[:-9], PACKED * 2, PACKED + b"a"])
+def test_what_is_not_one_whole_when_unpacked_is_refused(packed):
+    async def run():
+        headers = {"Content-Encoding": "gzip"}
+        async with world() as (triton, client, url):
+            async with client.post(url, data=packed, headers=headers) as answer:
+                assert (answer.status, triton.asked) == (400, [])
+                assert "one whole packed by gzip" in (await answer.json())["error"]
+            triton.goes_on.set()
+            async with client.post(url, data=PACKED, headers=headers) as answer:
+                assert answer.status == 200
+            assert triton.asked[0]["text_input"] == "a"
+
+    asyncio.run(run())
+
+
+def test_a_body_that_is_raw_is_refused_by_a_sentence_of_its_own():
+    async def run():
+        async with (
+            world() as (triton, client, url),
+            client.post(
+                url.with_path("/v2/models/tandem/infer"), data=b"a", headers={JSON_BYTES: "0"}
+            ) as answer,
+        ):
+            assert (answer.status, triton.asked) == (400, [])
+            assert f"{JSON_BYTES} is 0" in (await answer.json())["error"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("way", ["breaks off", "hangs"])
+def test_metrics_that_do_not_come_say_so(way, monkeypatch):
+    monkeypatch.setattr(http_front, "_SCRAPE", aiohttp.ClientTimeout(total=0.3))
+
+    async def run():
+        triton = Triton()
+        triton.breaks_off = way == "breaks off"
+        async with scraped(triton) as (client, url):
+            if triton.breaks_off:
+                triton.goes_on.set()
+            async with client.get(url) as answer:
+                assert answer.status == 503
+                assert "Triton has ended" in (await answer.json())["error"]
 
     asyncio.run(run())
 

@@ -11,5 +11,7 @@ one MiB by itself, some two as JSON that escapes what is not ASCII.)"""
 
 CANCEL_ID, CANCEL = "cancel_id", "cancel"
 """Parameters of a request: its name, and the name of one that this takes back."""
+LONGEST_NAME = 128
+"""Characters of such a name."""
 STALL_S = 300.0
 """Behind which a client that does not read what it is answered has left."""

@@ -11,11 +11,11 @@ from typing import Final
 from aiohttp import web
 
 from tandem.front.checks import RefusedError
-from tandem.front.room import Room
+from tandem.front.room import COPIES, Room
 from tandem.validation import short
 
-READ_S: Final = 60.0
-"""For a body to arrive."""
+READ_S, PAUSE_S = 60.0, 10.0
+"""For a body to arrive, and to pause meanwhile: what has come takes room from others."""
 _ANY_HEADER: Final = 32 + zlib.MAX_WBITS
 """Of gzip or of zlib."""
 _PACKED: Final = ("gzip", "deflate")
@@ -39,7 +39,7 @@ async def body_of(request: web.BaseRequest, most: int, room: Room) -> AsyncItera
     try:
         packed = await _read(request, most, take)
         body = _unpacked(packed, request.headers.get("Content-Encoding", ""), most)
-        take(2 * len(body) - len(packed))  # for it, and as it is passed on
+        take(COPIES * len(body) - len(packed))
         del packed
         yield body
     finally:
@@ -50,14 +50,22 @@ async def _read(request: web.BaseRequest, most: int, take: Callable[[int], None]
     pieces = bytearray()
     try:
         async with asyncio.timeout(READ_S):
-            async for piece in request.content.iter_any():
+            while piece := await _next(request):
                 if len(pieces) + len(piece) > most:
                     raise TooLargeError(f"The body is of more than {most} bytes: send less.")
                 take(len(piece))
                 pieces += piece
     except TimeoutError:
-        raise RefusedError(f"The body has not arrived in {READ_S:g} s: send it again.") from None
+        raise RefusedError(
+            f"The body has not arrived in {READ_S:g} s, or paused for {PAUSE_S:g}: send it again."
+        ) from None
     return bytes(pieces)
+
+
+async def _next(request: web.BaseRequest) -> bytes:
+    """Of a body; empty: there is no more."""
+    async with asyncio.timeout(PAUSE_S):
+        return await request.content.readany()
 
 
 def _unpacked(packed: bytes, how: str, most: int) -> bytes:
@@ -72,4 +80,6 @@ def _unpacked(packed: bytes, how: str, most: int) -> bytes:
         raise RefusedError(f"The body is not packed by {how}: send it as it says.") from None
     if len(body) > most:
         raise TooLargeError(f"The body is of more than {most} bytes: send less.")
+    if not unpacking.eof or unpacking.unused_data:
+        raise RefusedError(f"The body is not one whole packed by {how}: send it as one.")
     return body

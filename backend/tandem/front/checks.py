@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
 from tandem.errors import TandemError
-from tandem.front import CANCEL, CANCEL_ID
+from tandem.front import CANCEL, CANCEL_ID, LONGEST_NAME
 from tandem.validation import short
 
 MOST_DIMENSIONS: Final = 16
@@ -26,6 +26,10 @@ OF_TENSORS: Final = frozenset({"binary_data", "binary_data_size"})
 shared memory is not for clients.)"""
 _TEXTS: Final = re.compile(rb'(?:"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)[^"\[{]*+)++', re.DOTALL)
 """And what is between them, up to the next bracket. Possessive, so that nothing is read twice."""
+LONGEST_MODEL: Final = 256
+VERSION: Final = "0|[1-9][0-9]{0,18}"
+"""Of a model. (Triton would read what begins so, as often as it is written in another way.)"""
+_VERSION: Final = re.compile(f"({VERSION})?")
 _SAYS_ITS_LENGTH: Final = 2  # https://protobuf.dev/programming-guides/encoding
 NO_REQUEST: Final = "The message is no ModelInferRequest: send what Triton's protocol says."
 
@@ -68,14 +72,16 @@ def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def check_names(said: Mapping[str, Any]) -> str:
     """The name by which a request is to be taken back; "" where it says none, or takes another one
-    back. Raises RefusedError: it is no text, or not beside the other parameters."""
+    back. Raises RefusedError: it is no such text, or not beside the other parameters."""
     nested = said.get("parameters")
     hidden = {CANCEL, CANCEL_ID} & nested.keys() if isinstance(nested, dict) else ()
     if hidden:
         raise RefusedError(f"'{min(hidden)}' is within 'parameters': send it beside 'text_input'.")
     for key in (CANCEL, CANCEL_ID):
-        if not isinstance(name := said.get(key, key), str) or not name:
-            raise RefusedError(f"'{key}' is {short(name)}: send a text that is not empty.")
+        if not isinstance(name := said.get(key, key), str) or not 0 < len(name) <= LONGEST_NAME:
+            raise RefusedError(
+                f"'{key}' is {short(name)}: send a text of 1 to {LONGEST_NAME} characters."
+            )
     return str(said.get(CANCEL_ID, ""))
 
 
@@ -89,7 +95,13 @@ def read_message(content: bytes) -> service_pb2.ModelInferRequest:
 
 
 def check_message(request: service_pb2.ModelInferRequest, size: int) -> None:
-    """Raises RefusedError: it may break Triton. size: its bytes."""
+    """Raises RefusedError: it may break Triton, or names a model as Triton names none. size: its
+    bytes."""
+    if len(request.model_name) > LONGEST_MODEL or not _VERSION.fullmatch(request.model_version):
+        raise RefusedError(
+            f"There is no model {short(request.model_name)} of version "
+            f"{short(request.model_version)}: send a model's name, and digits or nothing."
+        )
     for tensor in request.inputs:
         _check_shape(tensor.name, tensor.shape, size)
     for tensor in (*request.inputs, *request.outputs):

@@ -8,7 +8,7 @@ from typing import ClassVar, Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
-from tandem.errors import NO_ROOM
+from tandem.errors import FULL, NO_ROOM
 from tandem.front.room import NoRoomError, Room
 from tandem.metrics import FRONT_REFUSED
 
@@ -48,7 +48,7 @@ class Full:
 
     def ended(self, model: Model, error: str) -> None:
         """A request of it, with this error."""
-        if NO_ROOM.fullmatch(error):
+        if (no_room := NO_ROOM.fullmatch(error)) and no_room[1] == FULL:
             self._said[model] = error, self._now() + FULL_S
         else:
             self._said.pop(model, None)
@@ -83,10 +83,10 @@ class Gate:
         self._refusals = refusals
 
     def enter(self, model: Model, takes_back: bool) -> None:
-        """Raises NoRoomError. takes_back: another request, for which there is always room."""
+        """Raises NoRoomError. takes_back: another request, which makes room."""
         if not takes_back:
             self._full.check(model)
-        self._calls.take()
+        self._calls.take(urgent=takes_back)
 
     def leave(self, model: Model | None, error: str = "", count: int = 1) -> None:
         """Requests that have entered, and ended with this error. None: of models that differ."""

@@ -4,30 +4,44 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Final
 
 import grpc
+from tritonclient.grpc import service_pb2
 
 from tandem.front import CANCEL
 from tandem.front.checks import RefusedError, check_message, read_message
 from tandem.front.gate import NOT_LET_IN, Gate, Model
 from tandem.front.grpc_stream import BrokenOffError, GrpcStream
-from tandem.front.room import NoRoomError
+from tandem.front.room import COPIES, NoRoomError, Room, for_streams
 
-SERVICE = "/inference.GRPCInferenceService/"
+_TRITON: Final = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+SERVICE = f"/{_TRITON.full_name}/"
 _OF_SERVER = ("ServerLive", "ServerReady", "ServerMetadata")
 _OF_MODEL = ("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics")
 HEALTH = "/grpc.health.v1.Health/Check"  # as Kubernetes and balancers ask
 ASKING = frozenset({HEALTH, *(SERVICE + name for name in (*_OF_SERVER, *_OF_MODEL))})
 ONE, STREAM = SERVICE + "ModelInfer", SERVICE + "ModelStreamInfer"
+_REFLECTION: Final = "/grpc.reflection.{}.ServerReflection/ServerReflectionInfo"
+REFUSED = frozenset(
+    {
+        *(SERVICE + method.name for method in _TRITON.methods),
+        "/grpc.health.v1.Health/Watch",
+        *map(_REFLECTION.format, ("v1", "v1alpha")),
+    }
+) - {*ASKING, ONE, STREAM}
+MOST_STREAMS: Final = 4096
+"""Open at a time: also those that ask nothing take memory."""
 
 
-class GrpcFront(grpc.GenericRpcHandler):
+class GrpcFront:
     """Passes calls on as bytes. No metadata goes with them: some of it ends Triton 2.51."""
 
-    def __init__(self, triton: grpc.aio.Channel, gate: Gate) -> None:
+    def __init__(self, triton: grpc.aio.Channel, gate: Gate, bodies: Room) -> None:
         self._triton = triton
         self._gate = gate
+        self._bodies = bodies
+        self._places = for_streams(MOST_STREAMS)
         self._streams: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -35,16 +49,15 @@ class GrpcFront(grpc.GenericRpcHandler):
         if self._streams:
             await asyncio.wait(self._streams)
 
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-        """Of any method."""
-        method = details.method
-        if method == STREAM:
-            return grpc.stream_stream_rpc_method_handler(self._infer)
-        if method in ASKING:
-            return grpc.unary_unary_rpc_method_handler(self._passing_on(method))
-        if method == ONE:
-            return grpc.unary_unary_rpc_method_handler(self._infer_once)
-        return grpc.stream_stream_rpc_method_handler(self._refuse)
+    def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
+        """Of all methods that are let in, or refused by a sentence."""
+        found = {STREAM: grpc.stream_stream_rpc_method_handler(self._infer)}
+        found[ONE] = grpc.unary_unary_rpc_method_handler(self._infer_once)
+        for method in ASKING:
+            found[method] = grpc.unary_unary_rpc_method_handler(self._passing_on(method))
+        for method in REFUSED:
+            found[method] = grpc.stream_stream_rpc_method_handler(self._refuse)
+        return found
 
     def _passing_on(self, method: str) -> Any:
         async def pass_on(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
@@ -62,15 +75,21 @@ class GrpcFront(grpc.GenericRpcHandler):
 
     async def _infer_once(self, content: bytes, context: grpc.aio.ServicerContext) -> bytes:
         try:
-            request = read_message(content)
-            check_message(request, len(content))
-            model = Model(request.model_name, request.model_version)
-            self._gate.enter(model, CANCEL in request.parameters)
+            with self._bodies.held(COPIES * len(content)):
+                return await self._asked_once(content, context)
         except RefusedError as error:
             self._gate.refused(error.reason)
             full = isinstance(error, NoRoomError)
             code = grpc.StatusCode.UNAVAILABLE if full else grpc.StatusCode.INVALID_ARGUMENT
             await context.abort(code, str(error))
+            raise  # never: abort does
+
+    async def _asked_once(self, content: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        """Raises RefusedError."""
+        request = read_message(content)
+        check_message(request, len(content))
+        model = Model(request.model_name, request.model_version)
+        self._gate.enter(model, CANCEL in request.parameters)
         said = ""
         try:
             return await self._pass_on(ONE, content)
@@ -85,7 +104,12 @@ class GrpcFront(grpc.GenericRpcHandler):
         self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> None:
         """A stream of requests and their answers."""
-        stream = GrpcStream(self._triton.stream_stream(STREAM), context, self._gate)
+        try:
+            self._places.take()
+        except NoRoomError as error:
+            self._gate.refused(error.reason)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        stream = GrpcStream(self._triton.stream_stream(STREAM), context, self._gate, self._bodies)
         running = asyncio.create_task(stream.run(requests))
         self._streams.add(running)
         running.add_done_callback(self._ended)
@@ -101,6 +125,7 @@ class GrpcFront(grpc.GenericRpcHandler):
 
     def _ended(self, running: asyncio.Task[None]) -> None:
         """How is told to a client that is there, and else to nobody."""
+        self._places.give_back()
         self._streams.discard(running)
         if not running.cancelled():
             running.exception()

@@ -17,6 +17,7 @@ from tandem.errors import TandemError
 from tandem.front import CANCEL, CANCEL_ID, STALL_S
 from tandem.front.checks import RefusedError, check_message, check_names, read_message
 from tandem.front.gate import Gate, Model
+from tandem.front.room import COPIES, Room
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +25,8 @@ FINAL, EMPTY_FINAL = "triton_final_response", "triton_enable_empty_final_respons
 """Parameters: of a request's last response; of a request, whose last response comes also where it
 says nothing."""
 MOST_UNDER_WAY, MOST_NAMES = 64, 256
-"""Requests of a stream, of which the next one waits, and those that may be taken back."""
+"""Requests of a stream, of which the next one waits, and those that may be taken back. (Where a
+client names many requests alike, it is not known which of them are answered.)"""
 LEAVE_S: Final = 1.0
 """For a stream to end behind its client."""
 
@@ -36,11 +38,16 @@ class BrokenOffError(TandemError):
     """A stream that the front has ended."""
 
 
-class Name(NamedTuple):
-    """Of a request, by which it can be taken back."""
+class Sent(NamedTuple):
+    """A request under way."""
 
     model: Model
     name: str
+    """By which it can be taken back."""
+    request_id: str
+    """By which its answers are known."""
+    has_own_id: bool
+    """Or the client gave it none, and gets none back."""
 
 
 class GrpcStream:
@@ -52,17 +59,18 @@ class GrpcStream:
     cancelled after a second, for models that cannot take back.)
     """
 
-    def __init__(self, open_: Open, client: grpc.aio.ServicerContext, gate: Gate) -> None:
+    def __init__(
+        self, open_: Open, client: grpc.aio.ServicerContext, gate: Gate, bodies: Room
+    ) -> None:
         """open_: a stream to Triton."""
         self._open = open_
         self._client = client
-        self._gate = gate
+        self._gate, self._bodies = gate, bodies
         self._to_triton, self._to_client = asyncio.Lock(), asyncio.Lock()
         """gRPC takes one message at a time."""
-        self._places = asyncio.Semaphore(MOST_UNDER_WAY)
-        self._names: deque[Name] = deque(maxlen=MOST_NAMES)
-        """Of those under way, and of some that are answered."""
+        self._sent: deque[Sent] = deque(maxlen=MOST_NAMES)
         self._under_way = 0
+        self._has_place = asyncio.Event()
         self._asked_for_empty = False
         self._triton: grpc.aio.StreamStreamCall | None = None
         self._opened, self._over = asyncio.Event(), asyncio.Event()
@@ -85,6 +93,7 @@ class GrpcStream:
         passing.cancel()
         if not answering.done():
             await self._leave(answering)
+            answering.cancel()  # it may be held by a client that reads nothing
         await asyncio.wait({passing, answering})
         self._gate.leave(self._model(), count=self._under_way)
         if self._broken_by:
@@ -104,27 +113,30 @@ class GrpcStream:
     async def _pass_on(self, requests: AsyncIterator[bytes]) -> None:
         """The client's requests, until it has no more. What is refused is answered here."""
         async for content in requests:
-            await self._places.acquire()
             request = service_pb2.ModelInferRequest()
             try:
-                request = read_message(content)
-                check_message(request, len(content))
-                self._take(request)
+                with self._bodies.held(COPIES * len(content)):
+                    request = read_message(content)
+                    check_message(request, len(content))
+                    await self._take(request)
+                    await asyncio.shield(self._tell(request.SerializeToString()))
             except RefusedError as error:
-                self._places.release()
                 self._gate.refused(error.reason)
                 await self._say(_refusal(request.id, str(error)))
-            else:
-                await asyncio.shield(self._tell(request.SerializeToString()))
         self._opened.set()  # or it never will be
         await asyncio.shield(self._tell(None))
 
-    def _take(self, request: service_pb2.ModelInferRequest) -> None:
-        """Among those under way. Raises RefusedError."""
-        name = _named(request)
-        self._gate.enter(name.model, CANCEL in request.parameters)
+    async def _take(self, request: service_pb2.ModelInferRequest) -> None:
+        """Among those under way, where there is a place. Raises RefusedError."""
+        model, name = Model(request.model_name, request.model_version), _named(request)
+        takes_back = CANCEL in request.parameters
+        while not takes_back and self._under_way >= MOST_UNDER_WAY:
+            self._has_place.clear()
+            await self._has_place.wait()
+        self._gate.enter(model, takes_back)
         self._under_way += 1
-        self._names.append(name)
+        self._sent.append(Sent(model, name, request.id or name, bool(request.id)))
+        request.id = request.id or name
         self._asked_for_empty |= request.parameters[EMPTY_FINAL].bool_param
         request.parameters[EMPTY_FINAL].bool_param = True
 
@@ -151,18 +163,33 @@ class GrpcStream:
             return
         while (content := await self._triton.read()) is not grpc.aio.EOF:
             answer = service_pb2.ModelStreamInferResponse.FromString(content)
+            sent = self._sent_as(answer.infer_response.id)
+            if sent is not None and not sent.has_own_id:
+                answer.infer_response.id = ""
+                content = answer.SerializeToString()
             if self._asked_for_empty or not _is_no_response(answer):
                 await self._say(content)
             if _is_final(answer):
-                self._under_way -= 1
-                self._gate.leave(self._model(), answer.error_message)
-                self._places.release()
-            if not self._under_way:
-                self._names.clear()
+                self._end(sent, answer.error_message)
+
+    def _sent_as(self, request_id: str) -> Sent | None:
+        """None: it is not known which of several."""
+        found = [one for one in self._sent if one.request_id == request_id]
+        return found[0] if len(found) == 1 else None
+
+    def _end(self, sent: Sent | None, error: str) -> None:
+        """What was sent has all its answers."""
+        self._under_way -= 1
+        self._has_place.set()
+        self._gate.leave(self._model() if sent is None else sent.model, error)
+        if sent is not None:
+            self._sent.remove(sent)
+        if not self._under_way:
+            self._sent.clear()
 
     def _model(self) -> Model | None:
-        """Of all requests under way. (An error does not say which of them it is about.)"""
-        models = {one.model for one in self._names}
+        """Of all requests under way."""
+        models = {one.model for one in self._sent}
         return models.pop() if len(models) == 1 else None
 
     async def _say(self, answer: bytes) -> None:
@@ -191,10 +218,10 @@ class GrpcStream:
 
     async def _take_back(self) -> None:
         """By a stream of its own: the client may have ended this one long ago."""
-        if not self._names:
+        if not self._sent:
             return
         telling = self._open()
-        for one in self._names.copy():
+        for one in self._sent.copy():
             await telling.write(_taking_back(one))
         await telling.done_writing()
         while await telling.read() is not grpc.aio.EOF:
@@ -214,7 +241,7 @@ def _is_no_response(answer: service_pb2.ModelStreamInferResponse) -> bool:
     return not (answer.error_message or response.outputs or response.model_version)
 
 
-def _named(request: service_pb2.ModelInferRequest) -> Name:
+def _named(request: service_pb2.ModelInferRequest) -> str:
     """Its name, which it may have by itself. Raises RefusedError."""
     said = {
         key: request.parameters[key].string_param
@@ -224,10 +251,10 @@ def _named(request: service_pb2.ModelInferRequest) -> Name:
     name = check_names(said)
     if not name:
         name = request.parameters[CANCEL_ID].string_param = token_hex(16)
-    return Name(Model(request.model_name, request.model_version), name)
+    return name
 
 
-def _taking_back(one: Name) -> bytes:
+def _taking_back(one: Sent) -> bytes:
     request = service_pb2.ModelInferRequest(
         model_name=one.model.name, model_version=one.model.version
     )

@@ -22,11 +22,11 @@ from yarl import URL
 from tandem.errors import NO_ROOM
 from tandem.front import CANCEL, CANCEL_ID, STALL_S
 from tandem.front.bodies import TooLargeError, body_of
-from tandem.front.checks import RefusedError, check_names, check_tensors, read_json
+from tandem.front.checks import VERSION, RefusedError, check_names, check_tensors, read_json
 from tandem.front.gate import NOT_LET_IN, Gate, Model, Refusals
 from tandem.front.room import NoRoomError, Room
 
-_MODEL: Final = r"/v2/models/(?P<model>[\w-][\w.-]*)(/versions/(?P<version>\d+))?"
+_MODEL: Final = rf"/v2/models/(?P<model>[\w-][\w.-]*)(/versions/(?P<version>{VERSION}))?"
 _ASKING: Final = re.compile(rf"/v2(/health/(live|ready))?|{_MODEL}(/(ready|config|stats))?")
 _INFERRING: Final = re.compile(rf"{_MODEL}/(infer|generate|generate_stream)")
 _METRICS: Final = "/metrics"
@@ -38,6 +38,7 @@ _OK, _BAD_REQUEST, _UNAVAILABLE = 200, 400, 503
 _COUNT: Final = re.compile("[0-9]{1,10}")
 _TAKE_BACK: Final = ClientTimeout(total=5.0)
 """Nobody waits for it."""
+_SCRAPE: Final = ClientTimeout(total=10.0)
 
 
 class HttpFront:
@@ -150,11 +151,10 @@ class MetricsFront:
         if (request.method, request.raw_path) != ("GET", _METRICS):
             return not_let_in()
         try:
-            answer = await self._session.get(self._url, headers=_AS_IT_IS)
-        except ClientError:
+            async with self._session.get(self._url, headers=_AS_IT_IS, timeout=_SCRAPE) as answer:
+                shown = await answer.read()
+        except (ClientError, TimeoutError):
             return no_answer()
-        async with answer:
-            shown = await answer.read()
         if answer.status == _OK:
             shown += self._refusals.shown()
         return web.Response(body=shown, status=answer.status, headers=kept(answer.headers))
@@ -263,4 +263,6 @@ def _json_bytes(request: web.BaseRequest, size: int) -> int:
     said = request.headers.get(JSON_BYTES, str(size))
     if not _COUNT.fullmatch(said) or int(said) > size:
         raise RefusedError(f"{JSON_BYTES} is {said[:32]!r}: send the bytes of the body's JSON.")
+    if size and int(said) == 0:
+        raise RefusedError(f"{JSON_BYTES} is 0: say in JSON what the body has, as for any model.")
     return int(said)

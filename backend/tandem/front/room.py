@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar, Final
 
 from tandem.front.checks import RefusedError
+
+COPIES: Final = 2
+"""Of a request: as it came, and as it is passed on."""
 
 
 class NoRoomError(RefusedError):
@@ -16,15 +21,16 @@ class NoRoomError(RefusedError):
 class Room:
     """For so many of something, which whoever takes them gives back."""
 
-    def __init__(self, most: int, what: str) -> None:
-        """what: is under way, as a sentence has it."""
+    def __init__(self, most: int, what: str, spare: int = 0) -> None:
+        """what: is under way, as a sentence has it. spare: so much more for what is urgent."""
         self._most = most
         self._what = what
+        self._spare = spare
         self.taken = 0
 
-    def take(self, count: int = 1) -> None:
+    def take(self, count: int = 1, urgent: bool = False) -> None:
         """Raises NoRoomError."""
-        if self.taken + count > self._most:
+        if self.taken + count > self._most + self._spare * urgent:
             raise NoRoomError(f"{self.taken} {self._what} are under way: try again later.")
         self.taken += count
 
@@ -32,12 +38,26 @@ class Room:
         """What was taken, or some of it."""
         self.taken -= count
 
+    @contextmanager
+    def held(self, count: int) -> Iterator[None]:
+        """Taken while this is open. Raises NoRoomError."""
+        self.take(count)
+        try:
+            yield
+        finally:
+            self.give_back(count)
+
 
 def for_calls(most: int) -> Room:
-    """Requests."""
-    return Room(most, "requests")
+    """Requests, and as many that take another one back."""
+    return Room(most, "requests", spare=most)
 
 
 def for_bodies(most: int) -> Room:
-    """Bytes of bodies."""
-    return Room(most, "bytes of bodies")
+    """Bytes of requests that are on their way to Triton."""
+    return Room(most, "bytes of requests")
+
+
+def for_streams(most: int) -> Room:
+    """Streams of requests, with or without any under way."""
+    return Room(most, "streams")

@@ -9,6 +9,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Final
 
 import grpc
@@ -20,9 +21,10 @@ from tandem.errors import ConfigError
 from tandem.front.door import Door
 from tandem.front.gate import Full, Gate, Refusals
 from tandem.front.grpc_front import GrpcFront
+from tandem.front.grpc_server import KnownMethods
 from tandem.front.http_front import HttpFront, MetricsFront
 from tandem.front.room import for_bodies, for_calls
-from tandem.serving import Endpoints
+from tandem.serving import Endpoints, ServingError
 
 HELD_BYTES: Final = 256 << 20
 """Of all bodies together that are on their way."""
@@ -66,12 +68,16 @@ async def serve(triton: Endpoints, door: Door) -> None:
     refusals, full = Refusals(), Full()
     async with AsyncExitStack() as stack:
         closing: list[Closing] = []
+        bodies = for_bodies(HELD_BYTES)
+        over = [asyncio.create_task(asked_to_end.wait())]
         if triton.grpc:
             channel = grpc.aio.insecure_channel(triton.grpc, _TO_TRITON)
             await stack.enter_async_context(channel)
-            closing.append(
-                await _grpc(channel, door, Gate(for_calls(door.most_calls), full, refusals))
-            )
+            gate = Gate(for_calls(door.most_calls), full, refusals)
+            front = GrpcFront(channel, gate, bodies)
+            server = await _grpc(front, door)
+            over.append(asyncio.create_task(server.wait_for_termination()))
+            closing.append(partial(_close, server, front))
         session = await stack.enter_async_context(
             ClientSession(
                 connector=TCPConnector(limit=0),
@@ -80,32 +86,33 @@ async def serve(triton: Endpoints, door: Door) -> None:
         )
         if triton.http:
             gate = Gate(for_calls(door.most_calls), full, refusals)
-            front = HttpFront(triton.http, session, gate, for_bodies(HELD_BYTES), door.most_bytes)
-            stack.push_async_callback(front.close)
-            closing.append(await _http(front.handle, door.host, door.ports.http))
+            http = HttpFront(triton.http, session, gate, bodies, door.most_bytes)
+            stack.push_async_callback(http.close)
+            closing.append(await _http(http.handle, door.host, door.ports.http))
         if triton.metrics:
             metrics = MetricsFront(triton.metrics, session, refusals)
             closing.append(await _http(metrics.handle, door.host, door.ports.metrics))
-        await asked_to_end.wait()
+        await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
+        if not asked_to_end.is_set():  # nothing else has gRPC's server end
+            raise ServingError(f"gRPC's server has ended ({over[-1].exception()}).")
         await asyncio.gather(*(close() for close in closing))
 
 
-async def _grpc(triton: grpc.aio.Channel, door: Door, gate: Gate) -> Closing:
-    front = GrpcFront(triton, gate)
+async def _grpc(front: GrpcFront, door: Door) -> KnownMethods:
     most = ("grpc.max_receive_message_length", door.most_bytes)
-    server = grpc.aio.server(handlers=[front], options=[most, *_TO_CLIENTS])
+    server = KnownMethods(front.handlers(), [most, *_TO_CLIENTS])
     address = _address(door.host, door.ports.grpc)
     try:
         server.add_insecure_port(address)
     except RuntimeError as error:
         raise _taken(address, error) from None
     await server.start()
+    return server
 
-    async def close() -> None:
-        await server.stop(_GRACE_S)
-        await front.close()
 
-    return close
+async def _close(server: KnownMethods, front: GrpcFront) -> None:
+    await server.stop(_GRACE_S)
+    await front.close()
 
 
 async def _http(handler: Handler, host: str, port: int) -> Closing:
@@ -129,7 +136,8 @@ async def _http(handler: Handler, host: str, port: int) -> Closing:
 
 def _listening(host: str, port: int) -> socket.socket:
     """What accepts connections that find out when the other end is gone without a word."""
-    family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    family, *_, address = min(found, key=lambda one: one[0] != socket.AF_INET)
     listening = socket.create_server(address[:2], family=family)
     for option, value in _KEEP_ALIVE.items():
         listening.setsockopt(socket.IPPROTO_TCP, option, value)

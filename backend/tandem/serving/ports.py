@@ -53,7 +53,8 @@ def _unassigned_ports() -> list[int]:
 
 
 def _listen(sockets: ExitStack, host: str, port: int) -> int:
-    probe = sockets.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    probe = sockets.enter_context(socket.socket(family, socket.SOCK_STREAM))
     # Connections of an earlier server that linger in TIME_WAIT do not occupy the port.
     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     probe.bind((host, port))
