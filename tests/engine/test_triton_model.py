@@ -217,6 +217,18 @@ def test_who_takes_back_asks_for_nothing_else(model, inputs, more, named):
     assert str(response.error).endswith(f"send it without '{named}'.")
 
 
+@pytest.mark.parametrize("key", ["cancel", "cancel_id"])
+@pytest.mark.parametrize("length", [128, 129])
+def test_a_name_has_a_longest_length(model, key, length):
+    inputs = {"text_input": "a"} if key == "cancel_id" else {}
+    request = Request(inputs, json.dumps({key: "a" * length}))
+    model.execute([request])
+    said = [str(one.error) for one in request.sender.sent if one.error]
+    assert [f"'{key}' is of 129 characters: send 128 at most" in one for one in said] == (
+        [True] if length == 129 else []
+    )
+
+
 def test_a_name_may_be_null(model):
     model.execute([named(None)])
     take_back(model, None)

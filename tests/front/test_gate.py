@@ -124,11 +124,13 @@ def ask(model="one"):
 
 
 @asynccontextmanager
-async def world():
+async def world(bodies=None):
     """A full model, how refusals are counted, and a client before its front."""
     model, refusals = FullModel(), Refusals()
     async with started(model) as channel, asyncio.timeout(20):
-        front = GrpcFront(channel, Gate(for_calls(9), Full(), refusals), for_bodies(1 << 20))
+        front = GrpcFront(
+            channel, Gate(for_calls(9), Full(), refusals), bodies or for_bodies(1 << 20)
+        )
         async with started(front) as client:
             yield model, refusals, client
 
@@ -163,6 +165,20 @@ def test_a_request_is_told_without_asking_triton():
                 told = (error.value.code(), error.value.details())
                 assert told == (grpc.StatusCode.UNAVAILABLE, SAID)
             assert model.asked == ["one"]
+
+    asyncio.run(run())
+
+
+def test_a_request_that_there_is_no_room_for_is_told_so():
+    bodies = for_bodies(2 * len(ask()) - 1)
+
+    async def run():
+        async with world(bodies) as (model, refusals, client):
+            with pytest.raises(grpc.aio.AioRpcError, match="bytes of requests") as error:
+                await client.unary_unary(ONCE)(ask())
+            assert error.value.code() == grpc.StatusCode.UNAVAILABLE
+            assert (model.asked, bodies.taken) == ([], 0)
+            assert b'reason="no_room"} 1.0' in refusals.shown()
 
     asyncio.run(run())
 

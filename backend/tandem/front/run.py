@@ -138,7 +138,8 @@ def _listening(host: str, port: int) -> socket.socket:
     """What accepts connections that find out when the other end is gone without a word."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     family, *_, address = min(found, key=lambda one: one[0] != socket.AF_INET)
-    listening = socket.create_server(address[:2], family=family)
+    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # as gRPC does of ::
+    listening = socket.create_server(address[:2], family=family, dualstack_ipv6=both)
     for option, value in _KEEP_ALIVE.items():
         listening.setsockopt(socket.IPPROTO_TCP, option, value)
     return listening

@@ -63,7 +63,8 @@ class Endpoints(NamedTuple):
     def at(cls, host: str, ports: Ports) -> Self:
         """As a client on this machine reaches them: what listens on every interface, through the
         loopback one."""
-        reached = "localhost" if host in ("0.0.0.0", "::") else host
+        named = f"[{host}]" if ":" in host else host
+        reached = "localhost" if host in ("0.0.0.0", "::") else named
         return cls(*[f"{reached}:{port}" for port in ports])
 
 
