@@ -60,10 +60,10 @@ def submit(one: EngineService, prompt: str | list[int], params: SamplingParams =
     return answer
 
 
-def until(condition: Callable[[], bool]) -> None:
+def until(condition: Callable[[], bool], seconds: int = WAIT_S) -> None:
     """Waits for something that no event announces."""
     pause = threading.Event()
-    for _ in range(WAIT_S * 50):
+    for _ in range(seconds * 50):
         if condition():
             return
         pause.wait(0.02)

@@ -322,7 +322,11 @@ def test_streams_beyond_the_most_are_refused_and_those_that_end_make_room(monkey
 
     async def run():
         triton = Triton()
-        async with started(triton) as channel, started(front_of(channel)) as client:
+        async with (
+            started(triton) as channel,
+            started(front_of(channel)) as client,
+            asyncio.timeout(20),
+        ):
             for _ in range(2):
                 first = client.stream_stream(STREAM)()
                 await first.write(HUGE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -53,6 +54,8 @@ class FrontProcess:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tandem.cli", "front", *options],
             stdin=subprocess.DEVNULL,
+            # gRPC would log what clients send that is no gRPC.
+            env={"GRPC_VERBOSITY": "NONE"} | os.environ,
             # A Ctrl-C in the terminal is for the program that owns the server.
             start_new_session=True,
             preexec_fn=before_exec(),
