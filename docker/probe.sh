@@ -19,10 +19,13 @@ ask --fail --output /dev/null "$triton/v2/$path"
 # Triton 2.51 may lock its gRPC endpoint up while HTTP answers: any answer will do, also one that ends
 # the stream (92). gRPC is HTTP/2, an empty message of it five zero bytes.
 if [ -n "$grpc" ]; then
-    printf '\0\0\0\0\0' |
+    answered=$(printf '\0\0\0\0\0' |
         ask --http2-prior-knowledge --header 'Content-Type: application/grpc' \
-            --header 'TE: trailers' --data-binary @- --output /dev/null \
-            "localhost:$grpc/inference.GRPCInferenceService/ServerLive" || [ $? = 92 ]
+            --header 'TE: trailers' --data-binary @- --output /dev/null --dump-header - \
+            "localhost:$grpc/inference.GRPCInferenceService/ServerLive") || [ $? = 92 ]
+    case $answered in # by the front, for a Triton that it does not reach
+    *'grpc-status: 14'*) echo 'gRPC is not reached' && exit 1 ;;
+    esac
 fi
 said=$(ask --fail "$metrics/metrics") # alone: a pipe would hide its failure
 printf '%s\n' "$said" |

@@ -115,7 +115,7 @@ def generate(
         print(json.dumps(_as_dict(completion), ensure_ascii=False))
     if stats:
         console = Console(stderr=True, highlight=False)
-        console.print(_summary(completion), style="dim", soft_wrap=True)
+        console.print(_summary(completion), style="dim", soft_wrap=True, markup=False)
 
 
 @app.command()

@@ -49,6 +49,11 @@ class _Decoder:
             self._answering = True
             yield to_chunk(proto_outputs(answer))
 
+    @property
+    def is_over(self) -> bool:
+        """Whether an error or the final response has come, whatever becomes of the call."""
+        return self._final or self._error is not None
+
     def end(self) -> None:
         """Check, when the call is over, that the answer was complete."""
         if self._error:
@@ -113,7 +118,8 @@ class GrpcClient(Client):
             for response in call:
                 yield from decoder.decode(response)
         except grpc.RpcError as error:
-            raise _translate(error) from None
+            if not decoder.is_over:
+                raise _translate(error) from None
         finally:
             call.cancel()
         decoder.end()
@@ -169,7 +175,8 @@ class AsyncGrpcClient(AsyncClient):
                 raise
             raise errors.Cancelled(_CLOSED) from None  # not of the task: of the channel
         except grpc.RpcError as error:
-            raise _translate(error) from None
+            if not decoder.is_over:
+                raise _translate(error) from None
         finally:
             call.cancel()
         decoder.end()

@@ -107,9 +107,11 @@ class HttpClient(Client):
                     finished = chunk.finish_reason is not None
                     yield chunk
         except httpx2.ReadTimeout:
-            raise errors.DeadlineExceeded(_TOO_LATE.format(timeout)) from None
+            if not finished:
+                raise errors.DeadlineExceeded(_TOO_LATE.format(timeout)) from None
         except httpx2.TransportError as error:
-            raise _unconnected(error, timeout) from None
+            if not finished:
+                raise _unconnected(error, timeout) from None
         if not finished:
             raise errors.Unavailable(_CUT_OFF)
 
@@ -157,8 +159,10 @@ class AsyncHttpClient(AsyncClient):
                     finished = chunk.finish_reason is not None
                     yield chunk
         except httpx2.ReadTimeout:
-            raise errors.DeadlineExceeded(_TOO_LATE.format(timeout)) from None
+            if not finished:
+                raise errors.DeadlineExceeded(_TOO_LATE.format(timeout)) from None
         except httpx2.TransportError as error:
-            raise _unconnected(error, timeout) from None
+            if not finished:
+                raise _unconnected(error, timeout) from None
         if not finished:
             raise errors.Unavailable(_CUT_OFF)

@@ -67,6 +67,11 @@ class Service(service_pb2_grpc.GRPCInferenceServiceServicer):
         named = "return_request_id" in names
         yield answer("!", "stop", **({"request_id": f"{request.id}-7"} if named else {}))
         yield final()
+        if prompt == "complete, then cut":
+            context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
+        if prompt == "complete, then late":
+            context.add_callback(self.cancelled.set)
+            self.cancelled.wait(WAIT)
 
 
 @pytest.fixture

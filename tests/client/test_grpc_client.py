@@ -69,6 +69,19 @@ def test_a_refused_request_is_read_to_its_end(service):
     assert not service.hung_up.get(timeout=WAIT)
 
 
+@pytest.mark.parametrize("then", ["cut", "late"])
+def test_an_answer_is_complete_whatever_comes_behind_it(service, then):
+    async def asked():
+        async with AsyncGrpcClient(service.url) as client:
+            return await client.generate(f"complete, then {then}", timeout=0.5)
+
+    with GrpcClient(service.url) as client:
+        assert client.generate(f"complete, then {then}", timeout=0.5).finish_reason == "stop"
+        with pytest.raises(InvalidArgument, match="say what"):
+            client.generate("bad, then busy", timeout=0.2)
+    assert asyncio.run(asked()).finish_reason == "stop"
+
+
 def test_leaving_the_stream_cancels_the_request(service):
     with GrpcClient(service.url) as client:
         for _chunk in client.stream("endless"):

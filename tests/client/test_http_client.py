@@ -106,6 +106,11 @@ def test_a_stream_that_is_cut_off_is_no_completion():
         answer([frame(FIRST), httpx2.RemoteProtocolError("peer closed")])
 
 
+@pytest.mark.parametrize("end", [httpx2.RemoteProtocolError("closed"), httpx2.ReadTimeout("late")])
+def test_an_answer_is_complete_whatever_comes_behind_it(end):
+    assert answer([frame(FIRST) + frame(LAST), end]).finish_reason == "stop"
+
+
 def test_silence_past_the_timeout():
     with pytest.raises(DeadlineExceeded):
         answer([httpx2.ReadTimeout("")])

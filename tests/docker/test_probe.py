@@ -15,6 +15,8 @@ import grpc
 import pytest
 
 from tandem.metrics import HEARTBEAT, UP
+from tandem.serving import Endpoints
+from tandem.serving.front_process import front_before
 from tests.docker.files import FOLDER, IMAGES, PROBES, container
 
 
@@ -125,6 +127,19 @@ def test_a_probe_finds_that_grpc_is_locked_up(asked):
         run = probe(asked, port, str(mute.getsockname()[1]))
         assert run.returncode and time.monotonic() - began < container_timeout()
         assert probe(asked, port, "").returncode == 0  # where there is none
+
+
+@pytest.mark.parametrize("asked", ["ready", "live"])
+def test_a_probe_finds_that_the_front_does_not_reach_grpc(asked):
+    with (
+        answering(healthy() | {"/v2": ""}) as port,
+        front_before(Endpoints(f"localhost:{port}", "localhost:1", f"localhost:{port}")) as front,
+    ):
+        own = {name: at.split(":")[-1] for name, at in front.endpoints._asdict().items()}
+        metrics = {"METRICS_PORT": own["metrics"]}
+        run = probe(asked, own["http"], own["grpc"], **metrics)
+        assert (run.returncode, run.stdout) == (1, "gRPC is not reached\n"), run.stderr
+        assert probe(asked, own["http"], "", **metrics).returncode == 0
 
 
 def container_timeout():

@@ -29,6 +29,7 @@ from tandem.serving import Endpoints, ServingError
 HELD_BYTES: Final = 256 << 20
 """Of all bodies together that are on their way."""
 _TO_TRITON: Final = [
+    ("grpc.enable_http_proxy", 0),  # which knows no way to this machine itself
     ("grpc.max_receive_message_length", -1),  # of what Triton answers
     # It may be loading models, which takes long.
     ("grpc.initial_reconnect_backoff_ms", 200),

@@ -1,6 +1,7 @@
 """`tandem serve` and `tandem demo`: a server that lives as long as its command."""
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -38,15 +39,18 @@ _PROMPT: Final = "def fibonacci(n):"
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM and a closed terminal interrupt like Ctrl-C, and only the first of them counts, so
-    that nothing interrupts the tidying up."""
+    """SIGTERM and a closed terminal (but under nohup) interrupt like Ctrl-C, and only the first of
+    them counts, so that nothing interrupts the tidying up."""
+    signals = set(_SIGNALS)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signals.remove(signal.SIGHUP)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        for each in _SIGNALS:
+        for each in signals:
             signal.signal(each, lambda number, frame: None)
         raise KeyboardInterrupt
 
-    previous = {each: signal.signal(each, interrupt) for each in _SIGNALS}
+    previous = {each: signal.signal(each, interrupt) for each in signals}
     try:
         yield
     finally:
@@ -87,7 +91,10 @@ def demo(options: ServerOptions, arguments: Sequence[str], console: Console) -> 
             _start(server, None, console)
             url = ["--url", server.endpoints.grpc, "--model", name, "--tokenizer", str(tokenizer)]
             program = [sys.executable, "-m", "tandem_client.demo"]
-            return subprocess.run([*program, *url, *arguments], check=False).returncode
+            # Through no proxy, which knows no way to this machine itself.
+            environment = os.environ | {"no_grpc_proxy": server.endpoints.grpc.rpartition(":")[0]}
+            run = subprocess.run([*program, *url, *arguments], env=environment, check=False)
+            return run.returncode
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
         finally:

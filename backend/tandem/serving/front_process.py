@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -20,6 +21,9 @@ _LOOK_S = 0.02
 _READY_S = 60.0
 _END_S = 10.0
 _WATCH_S, _ANSWER_S, _HANGS_S = 2.0, 2.0, 8.0
+_PAUSES_S, _STEADY_S = (1.0, 30.0), 60.0
+"""First and longest between two starts, each twice the last one; the first again for a front that
+has run so long."""
 
 
 class FrontProcess:
@@ -30,6 +34,8 @@ class FrontProcess:
         self._door = door._replace(ports=choose_ports(door.host, door.ports))
         self._process: subprocess.Popen[bytes] | None = None
         self._next_look = self._last_answer = 0.0
+        self._began = self._trusted_until = -math.inf
+        self._pause = 0.0
 
     @property
     def endpoints(self) -> Endpoints:
@@ -45,7 +51,11 @@ class FrontProcess:
         """In the place of one that has ended or hangs. Returns at once: before Triton listens the
         front says so. What it ends by it says itself, on stderr."""
         self.stop(grace=0)
-        self._last_answer = time.monotonic() + _READY_S  # until it has answered once
+        now = time.monotonic()
+        steady = now > self._began + _STEADY_S
+        self._pause = _PAUSES_S[0] if steady else min(2 * self._pause, _PAUSES_S[1])
+        self._began, self._trusted_until = now, now + self._pause
+        self._last_answer = now + _READY_S  # until it has answered once
         door = self._door
         options = [f"--host={door.host}"]
         options += [f"--most-calls={door.most_calls}", f"--most-bytes={door.most_bytes}"]
@@ -75,10 +85,13 @@ class FrontProcess:
         return self._process is not None and self._process.poll() is not None
 
     def fault(self) -> str:
-        """What is wrong with it, where it has to be started again; looked for once in a while."""
+        """What is wrong with it, where it has to be started again; looked for once in a while, and
+        more seldom where it has just been started again."""
+        now = time.monotonic()
+        if now < self._trusted_until:
+            return ""
         if self.ended():
             return "has ended"
-        now = time.monotonic()
         if now >= self._next_look:
             answers = ask(self.endpoints.metrics, "/", timeout=_ANSWER_S).status != NO_ANSWER
             self._last_answer = now if answers else self._last_answer

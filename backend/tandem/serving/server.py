@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, BinaryIO, NamedTuple, Self
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -26,7 +26,7 @@ _METRICS_S = 2.0
 _POLL_S = 0.05
 _UNLOAD_POLL_S = 0.25
 _LOAD_S = 3600.0
-_GO_S = 10.0  # for a model, behind its last request
+_GO_S = 10.0  # for a model, behind its last request, and for Triton to say which there are
 _SHM = Path("/dev/shm")
 _MOST_STARTS = 3
 
@@ -118,7 +118,7 @@ class TritonServer:
     def _launch(self, installation: Installation, ports: Ports) -> None:
         options, self.starts = self.options, self.starts + 1
         environment = server_environment(installation, {**os.environ, **options.environment})
-        with self.log_path.open("wb") as log:
+        with self._open_log() as log:
             self._process = subprocess.Popen(
                 _command(options, installation, ports, self.identity),
                 env=environment | {IDENTITY: self.identity},
@@ -129,6 +129,15 @@ class TritonServer:
                 start_new_session=True,
                 preexec_fn=before_exec(),
             )
+
+    def _open_log(self) -> BinaryIO:
+        """One that was not asked for is for this user alone: it may have parts of prompts."""
+        try:
+            if self.options.log_path is None:
+                self.log_path.touch(mode=0o600)
+            return self.log_path.open("wb")
+        except OSError as error:
+            raise ServingError(f"{error}: choose another file for the log.") from None
 
     def wait_ready(self, timeout: float = math.inf, tick: Callable[[], None] | None = None) -> None:
         """Returns when the server and all of `options.models` are ready, or raises the reason. A
@@ -225,8 +234,10 @@ class TritonServer:
         return ask(self.endpoints.http, path, "POST", timeout)
 
     def _models(self) -> list[dict[str, Any]]:
-        """Those that are loaded, or were; none where Triton refuses to say, or has ended."""
-        while self.exit_code() is None:
+        """Those that are loaded, or were; none where Triton refuses to say, has ended, or does not
+        answer in time."""
+        deadline = time.monotonic() + _GO_S
+        while self.exit_code() is None and time.monotonic() < deadline:
             answer = ask(self.endpoints.http, INDEX, "POST")
             if answer.status == OK:
                 return [model for model in answer.json() if "state" in model]
