@@ -10,7 +10,7 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from tandem.errors import InvalidRequestError
-from tandem.front import CANCEL, CANCEL_ID, LONGEST_NAME
+from tandem.front import CANCEL, CANCEL_ID, GIVEN_ID, LONGEST_NAME
 from tandem.request import Prompt, SamplingParams
 
 FLAGS = (
@@ -68,7 +68,8 @@ def parse(request: Any, max_bytes: int) -> Ask:
 def name_of(request: Any) -> str:
     """The id that a client gave its request, fit for a line of the log; empty: none. Raises
     `InvalidRequestError`."""
-    return printable(_decoded(request.request_id, "request's id"))
+    name = _decoded(request.request_id, "request's id")
+    return "" if name.startswith(GIVEN_ID) else printable(name)
 
 
 def taken_back(request: Any, max_bytes: int) -> str | None:

@@ -15,6 +15,7 @@ from tandem.front.checks import (
     read_message,
 )
 from tandem.front.http_front import named
+from tests.triton.raw import message
 
 
 def request(shape, content, **more):
@@ -60,6 +61,7 @@ def test_what_fits_is_let_in():
         (b"\x4b\x4c" + b"\x2a\x00" * (1 << 21), "no ModelInferRequest"),
         (b"\x2a" + b"\xff" * 100, "no ModelInferRequest"),
         (of_model("a" * 257), "no model"),
+        (message([], {}, "a" * 257), "id is of 257"),
         *(
             (of_model("a", one), "digits or nothing")
             for one in ("1x", "01", "-1", "1" * 20, "\u0661")

@@ -256,6 +256,49 @@ def test_requests_beyond_the_most_are_refused_and_those_that_end_make_room():
     asyncio.run(run())
 
 
+def test_answers_are_of_their_own_requests_whatever_these_are_called():
+    async def run():
+        async with world() as (triton, stream):
+            await stream.write(message([], {"cancel_id": "order"}))
+            assert answer_of(await stream.read()).infer_response.id == ""
+            await stream.write(message([], {}, "order"))
+            assert answer_of(await stream.read()).infer_response.id == "order"
+            triton.may_end["order"].set()
+            answer = answer_of(await stream.read())
+            assert (answer.infer_response.id, final(answer.SerializeToString())) == ("", True)
+
+    asyncio.run(run())
+
+
+def test_what_asks_for_more_than_to_take_back_waits_for_a_place(monkeypatch):
+    monkeypatch.setattr(grpc_stream, "MOST_UNDER_WAY", 2)
+
+    async def run():
+        async with world() as (triton, stream):
+            tensor = RawTensor("text_input", "BYTES", [1], strings(b"a"))
+            await stream.write(message([tensor], {"cancel": next(iter(triton.may_end))}))
+            await asyncio.sleep(0.3)
+            assert not triton.taken_back
+
+    asyncio.run(run())
+
+
+def test_what_fails_as_a_client_leaves_keeps_no_place(monkeypatch):
+    room = for_calls(100)
+
+    async def fail(*_):
+        raise RuntimeError("by the test")
+
+    async def run():
+        async with world(room=room) as (triton, stream):
+            monkeypatch.setattr(grpc_stream.GrpcStream, "_take_back", fail)
+            stream.cancel()
+            await until(lambda: triton.ends)
+            await until(lambda: room.taken == 0)
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("names", [True, False])
 def test_who_leaves_is_taken_back_whatever_was_answered_since(names, monkeypatch):
     """The first request, which is still under way."""

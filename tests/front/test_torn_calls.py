@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 
 import grpc
+import pytest
 
 from tandem.front.grpc_front import HEALTH, ONE, SERVICE, STREAM
 from tandem.serving import Endpoints
@@ -98,8 +99,7 @@ def test_torn_calls_end_no_front_and_no_call_beside_them():
         while time.monotonic() < deadline:
             for _ in range(20):
                 tearing.connection(port)
-            try:
+            with pytest.raises(grpc.RpcError) as raised:
                 channel.unary_unary(f"{SERVICE}RepositoryIndex")(b"", timeout=10)
-            except grpc.RpcError as error:
-                assert error.code() == grpc.StatusCode.PERMISSION_DENIED, error
+            assert raised.value.code() == grpc.StatusCode.PERMISSION_DENIED
         assert not front.fault()

@@ -38,7 +38,9 @@ def test_a_front_that_cannot_start_is_started_more_and_more_seldom(monkeypatch):
         time.sleep(0.01)
     front.stop()
     pauses = [later - one for one, later in pairwise(starts)]
-    assert pauses[0] < 0.4 <= pauses[1] < 0.8 <= min(pauses[2:])
+    # From a start's beginning, which itself takes a while.
+    assert pauses[0] < pauses[1] < min(pauses[2:])
+    assert min(pauses[2:]) > 0.5
 
 
 def test_a_front_asks_no_proxy(monkeypatch):

@@ -13,5 +13,7 @@ CANCEL_ID, CANCEL = "cancel_id", "cancel"
 """Parameters of a request: its name, and the name of one that this takes back."""
 LONGEST_NAME = 128
 """Characters of such a name."""
+GIVEN_ID = "tandem-front-"
+"""What an id begins with that a request has from here, because its client gave it none."""
 STALL_S = 300.0
 """Behind which a client that does not read what it is answered has left."""

@@ -26,7 +26,7 @@ OF_TENSORS: Final = frozenset({"binary_data", "binary_data_size"})
 shared memory is not for clients.)"""
 _TEXTS: Final = re.compile(rb'(?:"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)[^"\[{]*+)++', re.DOTALL)
 """And what is between them, up to the next bracket. Possessive, so that nothing is read twice."""
-LONGEST_MODEL: Final = 256
+LONGEST_MODEL = LONGEST_ID = 256
 VERSION: Final = "0|[1-9][0-9]{0,18}"
 """Of a model. (Triton would read what begins so, as often as it is written in another way.)"""
 _VERSION: Final = re.compile(f"({VERSION})?")
@@ -95,17 +95,26 @@ def read_message(content: bytes) -> service_pb2.ModelInferRequest:
 
 
 def check_message(request: service_pb2.ModelInferRequest, size: int) -> None:
-    """Raises RefusedError: it may break Triton, or names a model as Triton names none. size: its
+    """Raises RefusedError: it may break Triton, or has names as Triton has none. size: its
     bytes."""
     if len(request.model_name) > LONGEST_MODEL or not _VERSION.fullmatch(request.model_version):
         raise RefusedError(
             f"There is no model {short(request.model_name)} of version "
             f"{short(request.model_version)}: send a model's name, and digits or nothing."
         )
+    if len(request.id) > LONGEST_ID:
+        raise RefusedError(
+            f"The request's id is of {len(request.id)} characters: send {LONGEST_ID} at most."
+        )
     for tensor in request.inputs:
         _check_shape(tensor.name, tensor.shape, size)
     for tensor in (*request.inputs, *request.outputs):
         _check_parameters(tensor.name, tensor.parameters)
+
+
+def takes_back(request: service_pb2.ModelInferRequest) -> bool:
+    """Whether it is for that alone, as far as a message says so."""
+    return CANCEL in request.parameters and not request.inputs
 
 
 def _count_fields(content: bytes) -> None:

@@ -9,8 +9,7 @@ from typing import Any, Final
 import grpc
 from tritonclient.grpc import service_pb2
 
-from tandem.front import CANCEL
-from tandem.front.checks import RefusedError, check_message, read_message
+from tandem.front.checks import RefusedError, check_message, read_message, takes_back
 from tandem.front.gate import NOT_LET_IN, Gate, Model
 from tandem.front.grpc_stream import BrokenOffError, GrpcStream
 from tandem.front.room import COPIES, NoRoomError, Room, for_streams
@@ -23,13 +22,10 @@ HEALTH = "/grpc.health.v1.Health/Check"  # as Kubernetes and balancers ask
 ASKING = frozenset({HEALTH, *(SERVICE + name for name in (*_OF_SERVER, *_OF_MODEL))})
 ONE, STREAM = SERVICE + "ModelInfer", SERVICE + "ModelStreamInfer"
 _REFLECTION: Final = "/grpc.reflection.{}.ServerReflection/ServerReflectionInfo"
-REFUSED = frozenset(
-    {
-        *(SERVICE + method.name for method in _TRITON.methods),
-        "/grpc.health.v1.Health/Watch",
-        *map(_REFLECTION.format, ("v1", "v1alpha")),
-    }
-) - {*ASKING, ONE, STREAM}
+REFUSED = {SERVICE + method.name for method in _TRITON.methods} - {*ASKING, ONE, STREAM}
+# Who asks for them does without where there are none, and only there.
+NOT_THERE = {f"/grpc.health.v1.Health/{name}" for name in ("Watch", "List")}
+NOT_THERE |= {_REFLECTION.format(version) for version in ("v1", "v1alpha")}
 MOST_STREAMS: Final = 4096
 """Open at a time: also those that ask nothing take memory."""
 
@@ -57,6 +53,8 @@ class GrpcFront:
             found[method] = grpc.unary_unary_rpc_method_handler(self._passing_on(method))
         for method in REFUSED:
             found[method] = grpc.stream_stream_rpc_method_handler(self._refuse)
+        for method in NOT_THERE:
+            found[method] = grpc.stream_stream_rpc_method_handler(self._lack)
         return found
 
     def _passing_on(self, method: str) -> Any:
@@ -89,7 +87,7 @@ class GrpcFront:
         request = read_message(content)
         check_message(request, len(content))
         model = Model(request.model_name, request.model_version)
-        self._gate.enter(model, CANCEL in request.parameters)
+        self._gate.enter(model, takes_back(request))
         said = ""
         try:
             return await self._pass_on(ONE, content)
@@ -138,4 +136,10 @@ class GrpcFront:
             grpc.StatusCode.PERMISSION_DENIED,
             "This server lets in what asks for models and their answers: ask its operator.",
         )
+        yield b""  # never
+
+    async def _lack(
+        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[bytes]:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "This server has no such method.")
         yield b""  # never

@@ -14,8 +14,8 @@ import grpc
 from tritonclient.grpc import service_pb2
 
 from tandem.errors import TandemError
-from tandem.front import CANCEL, CANCEL_ID, STALL_S
-from tandem.front.checks import RefusedError, check_message, check_names, read_message
+from tandem.front import CANCEL, CANCEL_ID, GIVEN_ID, STALL_S
+from tandem.front.checks import RefusedError, check_message, check_names, read_message, takes_back
 from tandem.front.gate import Gate, Model
 from tandem.front.room import COPIES, Room
 
@@ -29,6 +29,8 @@ MOST_UNDER_WAY, MOST_NAMES = 64, 256
 client names many requests alike, it is not known which of them are answered.)"""
 LEAVE_S: Final = 1.0
 """For a stream to end behind its client."""
+_ENDED: Final = (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError)
+"""What a call says that is over."""
 
 
 Open = Callable[[], grpc.aio.StreamStreamCall]
@@ -46,8 +48,6 @@ class Sent(NamedTuple):
     """By which it can be taken back."""
     request_id: str
     """By which its answers are known."""
-    has_own_id: bool
-    """Or the client gave it none, and gets none back."""
 
 
 class GrpcStream:
@@ -88,14 +88,16 @@ class GrpcStream:
         passing = asyncio.create_task(self._pass_on(requests))
         passing.add_done_callback(self._look_at)
         over = asyncio.create_task(self._over.wait())
-        await asyncio.wait({answering, over}, return_when=asyncio.FIRST_COMPLETED)
-        over.cancel()
-        passing.cancel()
-        if not answering.done():
-            await self._leave(answering)
-            answering.cancel()  # it may be held by a client that reads nothing
-        await asyncio.wait({passing, answering})
-        self._gate.leave(self._model(), count=self._under_way)
+        try:
+            await asyncio.wait({answering, over}, return_when=asyncio.FIRST_COMPLETED)
+            passing.cancel()
+            if not answering.done():
+                await self._leave(answering)
+        finally:
+            for one in (over, passing, answering):  # which a client may hold that reads nothing
+                one.cancel()
+            await asyncio.wait({passing, answering})
+            self._gate.leave(self._model(), count=self._under_way)
         if self._broken_by:
             raise BrokenOffError(self._broken_by)
         if not answering.cancelled():
@@ -129,21 +131,21 @@ class GrpcStream:
     async def _take(self, request: service_pb2.ModelInferRequest) -> None:
         """Among those under way, where there is a place. Raises RefusedError."""
         model, name = Model(request.model_name, request.model_version), _named(request)
-        takes_back = CANCEL in request.parameters
-        while not takes_back and self._under_way >= MOST_UNDER_WAY:
+        urgent = takes_back(request)
+        while not urgent and self._under_way >= MOST_UNDER_WAY:
             self._has_place.clear()
             await self._has_place.wait()
-        self._gate.enter(model, takes_back)
+        self._gate.enter(model, urgent)
         self._under_way += 1
-        self._sent.append(Sent(model, name, request.id or name, bool(request.id)))
-        request.id = request.id or name
+        request.id = request.id or GIVEN_ID + token_hex(8)
+        self._sent.append(Sent(model, name, request.id))
         self._asked_for_empty |= request.parameters[EMPTY_FINAL].bool_param
         request.parameters[EMPTY_FINAL].bool_param = True
 
     async def _tell(self, request: bytes | None) -> None:
         """None: there is no request any more."""
         # Triton may have ended, which the answers say.
-        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        with suppress(*_ENDED):
             async with self._to_triton:
                 if request is not None:
                     await self._to_write_to().write(request)
@@ -164,7 +166,7 @@ class GrpcStream:
         while (content := await self._triton.read()) is not grpc.aio.EOF:
             answer = service_pb2.ModelStreamInferResponse.FromString(content)
             sent = self._sent_as(answer.infer_response.id)
-            if sent is not None and not sent.has_own_id:
+            if answer.infer_response.id.startswith(GIVEN_ID):
                 answer.infer_response.id = ""
                 content = answer.SerializeToString()
             if self._asked_for_empty or not _is_no_response(answer):
@@ -209,12 +211,14 @@ class GrpcStream:
         if self._triton is None:
             answering.cancel()
             return
-        with suppress(TimeoutError, grpc.aio.AioRpcError):
-            async with asyncio.timeout(LEAVE_S):
-                await self._tell(None)
-                await self._take_back()
-                await asyncio.wait({answering})
-        self._triton.cancel()
+        try:
+            with suppress(TimeoutError, *_ENDED):
+                async with asyncio.timeout(LEAVE_S):
+                    # Triton may take no more of this stream, and yet what takes back.
+                    await asyncio.gather(self._tell(None), self._take_back())
+                    await asyncio.wait({answering})
+        finally:
+            self._triton.cancel()
 
     async def _take_back(self) -> None:
         """By a stream of its own: the client may have ended this one long ago."""

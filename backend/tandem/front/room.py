@@ -54,7 +54,7 @@ def for_calls(most: int) -> Room:
 
 
 def for_bodies(most: int) -> Room:
-    """Bytes of requests that are on their way to Triton."""
+    """Bytes of requests that are held here."""
     return Room(most, "bytes of requests")
 
 

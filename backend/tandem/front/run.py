@@ -23,7 +23,7 @@ from tandem.front.gate import Full, Gate, Refusals
 from tandem.front.grpc_front import GrpcFront
 from tandem.front.grpc_server import KnownMethods
 from tandem.front.http_front import HttpFront, MetricsFront
-from tandem.front.room import for_bodies, for_calls
+from tandem.front.room import COPIES, for_bodies, for_calls
 from tandem.serving import Endpoints, ServingError
 
 HELD_BYTES: Final = 256 << 20
@@ -36,7 +36,7 @@ _TO_TRITON: Final = [
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 _TO_CLIENTS: Final = [
-    ("grpc.max_concurrent_streams", 4096),  # of a connection; more wait in the client
+    ("grpc.max_concurrent_streams", 1024),  # of a connection; more wait in the client
     ("grpc.so_reuseport", 0),  # a port that is taken is taken
     # Who is gone without a word is found out; who asks whether this is there may.
     ("grpc.keepalive_time_ms", 30_000),
@@ -69,7 +69,7 @@ async def serve(triton: Endpoints, door: Door) -> None:
     refusals, full = Refusals(), Full()
     async with AsyncExitStack() as stack:
         closing: list[Closing] = []
-        bodies = for_bodies(HELD_BYTES)
+        bodies = for_bodies(max(HELD_BYTES, COPIES * door.most_bytes))
         over = [asyncio.create_task(asked_to_end.wait())]
         if triton.grpc:
             channel = grpc.aio.insecure_channel(triton.grpc, _TO_TRITON)
