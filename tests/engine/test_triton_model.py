@@ -229,6 +229,12 @@ def test_a_name_has_a_longest_length(model, key, length):
     )
 
 
+def test_an_id_that_the_front_gave_names_nothing(model):
+    given = Request({"text_input": "a"}, '{"cancel_id": "d"}', own_id="tandem-front-1f")
+    model.execute([given])
+    assert model.service.names == ["d"]
+
+
 def test_a_name_may_be_null(model):
     model.execute([named(None)])
     take_back(model, None)

@@ -92,6 +92,18 @@ def test_a_method_whose_name_is_no_text_ends_nobody():
         assert process.poll() is None
 
 
+@pytest.mark.parametrize(
+    "method",
+    ["/grpc.health.v1.Health/Watch", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"],
+)
+def test_what_clients_do_without_is_not_there(method):
+    """gRPC's own health checking, and grpcurl, go on where this is said, and nowhere else."""
+    with started("127.0.0.1:1") as (_, address), grpc.insecure_channel(address) as channel:
+        with pytest.raises(grpc.RpcError) as raised:
+            list(channel.unary_stream(method)(b"", timeout=20))
+        assert raised.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
 def answer(address, **more):
     with GrpcClient(address, "tandem") as client:
         return client.generate(PROMPT, GREEDY, max_tokens=32, **more)
