@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from tandem.models.layers import computes_in
 from tandem.serving import Endpoints, ServerOptions, TritonServer
 from tandem.serving.front_process import FrontProcess, front_before
 from tandem.serving.overrides import overridden
@@ -34,13 +35,15 @@ from tools.soak.watch import (
 
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
 # A pool that holds few of the requests, so that they are preempted too.
-CROWDED = {"kv_cache_memory": "12MiB", "max_model_len": "640"}
+CROWDED_MIB = 12
+CROWDED = {"max_model_len": "640"}
 # (The pool is small for another reason too: memory of a large one is used little by little.)
 # On a CPU, vLLM's worker keeps a compiled kernel for each number of tokens that it sees, 1,024 of
 # them: half a GiB within minutes, which would hide a leak.
 FEW_KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
 THROUGHOUT = 0.9  # of the looks at all processes, that saw one which was not started anew
-OVERLOADED = {"kv_cache_memory": "32MiB", "max_queue_size": "64", "queue_timeout": "20"}
+OVERLOADED_MIB = 32
+OVERLOADED = {"max_queue_size": "64", "queue_timeout": "20"}
 MOST_REQUESTS = 500_000  # a bound; several times what two cores answer in the time that ends a run
 MOST_OFFERED = 1000.0  # requests a second: what one core of clients can send
 OFFERED = 0.8  # of the requests planned, at least: clients have one core
@@ -115,9 +118,16 @@ def soak(
         asks = _mixed(requests, 60 * minutes, seed)
         await closed_loop(urls, model, lambda: next(asks, None), concurrency, ends, tick)
 
-    with served(model, CROWDED, log) as one:
+    with served(model, CROWDED | pool(model, CROWDED_MIB), log) as one:
         result = _run(one, run, one.front.endpoints)
     return result._replace(troubles=result.troubles + one.left())
+
+
+def pool(model: str, mebibytes: int) -> dict[str, str]:
+    """Of KV in bfloat16, or for as many tokens: vLLM's are floats where the processor has no
+    arithmetic for it."""
+    wide = "vllm" in model and not computes_in("bfloat16")
+    return {"kv_cache_memory": f"{mebibytes * (1 + wide)}MiB"}
 
 
 def _mixed(most: int, seconds: float, seed: int) -> Iterator[Ask]:
@@ -149,7 +159,7 @@ def faults(
         traffic = closed_loop(urls, model, lambda: next(asks, None), concurrency, ends, tick)
         await asyncio.gather(killing, traffic)
 
-    with served(model, CROWDED, log) as one:
+    with served(model, CROWDED | pool(model, CROWDED_MIB), log) as one:
         result = _run(one, run, one.front.endpoints, kills)
     found = result.troubles + one.left()
     if not kills:
@@ -206,7 +216,8 @@ def overload(
         ends.odd += fitting.odd
 
     cores, of_clients = cores_apart()
-    with on_cores(cores), served(model, OVERLOADED, log) as one, on_cores(of_clients):
+    settings = OVERLOADED | pool(model, OVERLOADED_MIB)
+    with on_cores(cores), served(model, settings, log) as one, on_cores(of_clients):
         result = _run(one, run, one.front.endpoints)
     found = result.troubles + lost[:10] + too_slow(health) + one.left()
     return result._replace(health=health, troubles=found)
