@@ -83,9 +83,7 @@ def serve(
     with overridden(model_repository, model, settings(set_)) as repository:
         ports = Ports(http_port, grpc_port, metrics_port)
         if front and control_port and control_port in ports:
-            raise typer.BadParameter(
-                f"--control-port {control_port} is a port of the front: choose another, or 0."
-            )
+            raise typer.BadParameter("It is a port of the front.", param_hint="--control-port")
         door = Door(host, ports, most_calls, most_bytes) if front else None
         options = ServerOptions(
             model_repository=repository,

@@ -3,10 +3,9 @@
 import re
 from typing import Final
 
-NO_ROOM: Final = re.compile(r"\d+ requests are (here|waiting), .*: try again later\.")
-"""What a model says that has none, and nothing else that it says."""
-FULL: Final = "here"
-"""Where it has none before one of its requests ends. (Those that wait may be let in sooner.)"""
+NO_ROOM: Final = re.compile(r"\d+ requests are (?:(?P<full>here)|waiting), .*: try again later\.")
+"""What a model says that has none, and nothing else that it says. full: nor will it before one of
+its requests ends. (Those that wait may be let in sooner.)"""
 
 
 class TandemError(Exception):

@@ -277,6 +277,15 @@ def test_a_wrong_repository_is_one_sentence(tmp_path: Path) -> None:
     assert result.stderr.count("\n") == 1
 
 
+def test_a_port_of_triton_that_is_the_fronts_too_is_refused(repository: Path) -> None:
+    """The front would ask itself."""
+    command = [*TANDEM, "serve", "--model-repository", str(repository), "--model", "echo"]
+    command += ["--http-port", "8123", "--control-port", "8123"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 2
+    assert "--control-port" in run.stderr and "a port of the front" in run.stderr
+
+
 def test_help_does_not_import_torch() -> None:
     script = "import sys, tandem.cli; assert not {'torch', 'transformers'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], timeout=30).returncode == 0

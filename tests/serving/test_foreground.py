@@ -5,6 +5,8 @@ import socket
 import subprocess
 import time
 from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -16,6 +18,7 @@ from tandem.serving import (
     ServerOptions,
     ServingError,
     TritonServer,
+    foreground,
     front_process,
     server,
 )
@@ -23,6 +26,7 @@ from tandem.serving.foreground import interruptible
 from tandem.serving.front_process import FrontProcess, front_before
 from tandem.serving.ports import Ports
 
+MODEL_REPOSITORY = Path(__file__).parents[2] / "model_repository"
 NOBODY = Endpoints(*["127.0.0.1:1"] * 3)
 
 
@@ -56,6 +60,19 @@ def test_a_front_asks_no_proxy(monkeypatch):
             channel.unary_unary(HEALTH)(b"", timeout=20)
     assert "127.0.0.1:1:" in raised.value.details()
     assert "127.0.0.1:9" not in raised.value.details()
+
+
+def test_a_demo_asks_no_proxy(monkeypatch):
+    """Here it asks a front, which has no Triton."""
+    monkeypatch.setattr(foreground, "_start", lambda *_: None)
+    with front_before(NOBODY) as front, socket.create_server(("127.0.0.1", 0)) as proxy:
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        proxy.settimeout(0)
+        started = SimpleNamespace(endpoints=front.endpoints, stop=lambda: None)
+        monkeypatch.setattr(foreground, "TritonServer", lambda _: started)
+        assert foreground.demo(ServerOptions(MODEL_REPOSITORY, ("tandem",)), [], None)
+        with pytest.raises(BlockingIOError):  # nobody has come
+            proxy.accept()
 
 
 def test_a_server_that_never_answers_is_not_drained_for_ever(tmp_path, monkeypatch):

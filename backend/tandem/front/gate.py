@@ -8,7 +8,7 @@ from typing import ClassVar, Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
-from tandem.errors import FULL, NO_ROOM
+from tandem.errors import NO_ROOM
 from tandem.front.room import NoRoomError, Room
 from tandem.metrics import FRONT_REFUSED
 
@@ -48,7 +48,7 @@ class Full:
 
     def ended(self, model: Model, error: str) -> None:
         """A request of it, with this error."""
-        if (no_room := NO_ROOM.fullmatch(error)) and no_room[1] == FULL:
+        if (no_room := NO_ROOM.fullmatch(error)) and no_room["full"]:
             self._said[model] = error, self._now() + FULL_S
         else:
             self._said.pop(model, None)
