@@ -14,7 +14,7 @@ from tandem.front.gate import Full, FullError, Gate, Model, Refusals
 from tandem.front.grpc_front import ONE as ONCE
 from tandem.front.grpc_front import STREAM, GrpcFront
 from tandem.front.room import NoRoomError, for_bodies, for_calls
-from tests.front.test_grpc_stream import started
+from tests.front.streams import started
 from tests.triton.raw import RawTensor, message, strings
 
 SAID = "66 requests are here, as many as max_num_seqs and max_queue_size allow: try again later."
