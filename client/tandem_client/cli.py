@@ -121,7 +121,7 @@ def generate(
 @app.command()
 def ready(url: Url = None, protocol: Protocols = Protocol.grpc, model: Model = "tandem") -> None:
     """Say whether the model can answer; the exit code says it too."""
-    with _connect(url, protocol, model) as client:
+    with _one_sentence(), _connect(url, protocol, model) as client:
         is_ready = client.is_ready()
     print(f"{model} is {'ready' if is_ready else 'not ready'}")
     raise typer.Exit(0 if is_ready else _UNAVAILABLE)

@@ -20,8 +20,11 @@ _CUT_OFF = "the stream ended before the answer was complete"
 _TOO_LATE = "the request ran past its timeout of {} s"
 
 
-def _base_url(url: str) -> str:
-    return url if "://" in url else f"http://{url}"
+def _base_url(url: str) -> httpx2.URL:
+    try:
+        return httpx2.URL(url if "://" in url else f"http://{url}")
+    except httpx2.InvalidURL as error:
+        raise errors.InvalidArgument(f"'{url}' is no HOST:PORT ({error}): give one") from None
 
 
 def _sentence(body: str) -> str:

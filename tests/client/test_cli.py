@@ -78,6 +78,13 @@ def test_an_error_is_one_sentence_and_an_exit_code(run, service, prompt, url, co
     assert (result.exit_code, result.stderr) == (code, sentence)
 
 
+@pytest.mark.parametrize("command", [["generate", "x"], ["ready"]])
+def test_an_address_that_is_none_is_one_sentence(run, command):
+    result = run(*command, "--protocol", "http", url="localhost:abc")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "'localhost:abc' is no HOST:PORT" in result.stderr
+
+
 def test_ready(run):
     result = run("ready")
     assert (result.exit_code, result.stdout) == (0, "tandem is ready\n")
