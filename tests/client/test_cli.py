@@ -78,6 +78,10 @@ def test_an_error_is_one_sentence_and_an_exit_code(run, service, prompt, url, co
     assert (result.exit_code, result.stderr) == (code, sentence)
 
 
+def test_an_id_is_shown_as_it_is(run):
+    assert "[/a]-7" in run("generate", "x", "--request-id", "[/a]", "--stats").stderr
+
+
 @pytest.mark.parametrize("command", [["generate", "x"], ["ready"]])
 def test_an_address_that_is_none_is_one_sentence(run, command):
     result = run(*command, "--protocol", "http", url="localhost:abc")

@@ -23,6 +23,8 @@ class Triton(grpc.GenericRpcHandler):
         self.takes_back, self.text = True, b""
         self.says_nothing_at_last = self.answers_once = self.answers_without = False
         self.may_end: dict[str, asyncio.Event] = {}
+        self.hears = asyncio.Event()
+        self.hears.set()
         self.taken_back, self.ends, self.asks_for_last = [], [], []
 
     def service(self, details):
@@ -44,6 +46,8 @@ class Triton(grpc.GenericRpcHandler):
                     answers.append(
                         asyncio.create_task(self.answer(request.id, may_end, turn, context))
                     )
+                if not taking_back:
+                    await self.hears.wait()
             await asyncio.gather(*answers)
         except asyncio.CancelledError:
             self.ends.append("cancelled")
@@ -82,7 +86,7 @@ def gate(calls):
 
 
 def front_of(channel, calls=None, bodies=None):
-    return GrpcFront(channel, gate(calls or for_calls(100)), bodies or for_bodies(1 << 30))
+    return GrpcFront(channel, gate(calls or for_calls(100)), bodies or for_bodies(0, 1 << 30))
 
 
 @asynccontextmanager

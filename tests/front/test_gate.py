@@ -13,7 +13,7 @@ from tandem.front import gate
 from tandem.front.gate import Full, FullError, Gate, Model, Refusals
 from tandem.front.grpc_front import ONE as ONCE
 from tandem.front.grpc_front import STREAM, GrpcFront
-from tandem.front.room import NoRoomError, for_bodies, for_calls
+from tandem.front.room import COPIES, HELD_BYTES, NoRoomError, for_bodies, for_calls
 from tests.front.streams import started
 from tests.triton.raw import RawTensor, message, strings
 
@@ -85,6 +85,12 @@ def test_what_only_waits_may_be_let_in_before_a_request_has_ended(full):
     full.check(OTHER)
 
 
+def test_there_is_room_for_one_request_at_least():
+    for_bodies(1 << 30).take(COPIES << 30)
+    with pytest.raises(NoRoomError, match="bytes of requests"):
+        for_bodies(1).take(HELD_BYTES + 1)
+
+
 def test_refusals_are_there_before_the_first_and_counted():
     refusals = Refusals()
     assert b'tandem_front_refusal_total{reason="queue_full"} 0.0' in refusals.shown()
@@ -129,7 +135,7 @@ async def world(bodies=None):
     model, refusals = FullModel(), Refusals()
     async with started(model) as channel, asyncio.timeout(20):
         front = GrpcFront(
-            channel, Gate(for_calls(9), Full(), refusals), bodies or for_bodies(1 << 20)
+            channel, Gate(for_calls(9), Full(), refusals), bodies or for_bodies(0, 1 << 20)
         )
         async with started(front) as client:
             yield model, refusals, client
@@ -170,7 +176,7 @@ def test_a_request_is_told_without_asking_triton():
 
 
 def test_a_request_that_there_is_no_room_for_is_told_so():
-    bodies = for_bodies(2 * len(ask()) - 1)
+    bodies = for_bodies(0, 2 * len(ask()) - 1)
 
     async def run():
         async with world(bodies) as (model, refusals, client):

@@ -1,6 +1,7 @@
 """What Triton sees of clients that leave, by one that is none."""
 
 import asyncio
+from contextlib import suppress
 
 import grpc
 import pytest
@@ -18,7 +19,7 @@ from tests.front.streams import (
     until,
     world,
 )
-from tests.triton.raw import message
+from tests.triton.raw import RawTensor, message, strings
 
 
 @pytest.mark.parametrize("half_closed", [False, True])
@@ -101,6 +102,25 @@ def test_who_leaves_is_taken_back_whatever_was_answered_since(names, monkeypatch
             stream.cancel()
             await until(lambda: triton.ends)
             assert (triton.ends, triton.taken_back) == (["closed"], [next(iter(triton.may_end))])
+
+    asyncio.run(run())
+
+
+def test_who_leaves_is_taken_back_where_triton_takes_no_more_of_the_stream(monkeypatch):
+    monkeypatch.setattr(grpc_stream, "LEAVE_S", 2.0)
+
+    async def run():
+        async with world() as (triton, stream):
+            first = list(triton.may_end)
+            triton.hears.clear()
+            large = message([RawTensor("text_input", "BYTES", [1], strings(b"a" * (1 << 20)))], {})
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    while True:  # until gRPC's windows are full
+                        await stream.write(large)
+            stream.cancel()
+            await until(lambda: set(first) <= set(triton.taken_back))
+            triton.hears.set()
 
     asyncio.run(run())
 

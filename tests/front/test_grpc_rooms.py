@@ -102,7 +102,7 @@ def test_a_stream_without_a_place_takes_back(monkeypatch):
 
 def test_what_waits_for_a_place_has_its_room(monkeypatch):
     monkeypatch.setattr(grpc_stream, "MOST_UNDER_WAY", 2)
-    bodies = for_bodies(5 * len(ASKED))
+    bodies = for_bodies(0, 5 * len(ASKED))
 
     async def run():
         async with world(bodies=bodies) as (triton, stream):

@@ -76,7 +76,7 @@ async def world(calls=None, bodies=None, refusals=None):
             f"127.0.0.1:{behind.port}",
             session,
             Gate(calls or for_calls(10), Full(), refusals or Refusals()),
-            bodies or for_bodies(1 << 20),
+            bodies or for_bodies(0, 1 << 20),
             1 << 20,
         )
         before = RawTestServer(front.handle)
@@ -110,7 +110,7 @@ async def until(holds):
 
 
 def test_who_leaves_is_taken_back_by_the_name_that_it_got():
-    calls, bodies = for_calls(10), for_bodies(1 << 20)
+    calls, bodies = for_calls(10), for_bodies(0, 1 << 20)
 
     async def run():
         async with world(calls, bodies) as (triton, client, url):
@@ -168,7 +168,7 @@ def test_who_has_its_answer_is_not_taken_back():
 
 
 def test_a_body_that_there_is_no_room_for_is_refused_and_leaves_none_taken():
-    bodies = for_bodies(1000)
+    bodies = for_bodies(0, 1000)
 
     async def run():
         async with world(bodies=bodies) as (triton, client, url):

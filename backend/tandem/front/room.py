@@ -8,6 +8,8 @@ from typing import ClassVar, Final
 
 from tandem.front.checks import RefusedError
 
+HELD_BYTES: Final = 256 << 20
+"""Of all requests together that are on their way."""
 COPIES: Final = 2
 """Of a request: as it came, and as it is passed on."""
 
@@ -53,9 +55,9 @@ def for_calls(most: int) -> Room:
     return Room(most, "requests", spare=most)
 
 
-def for_bodies(most: int) -> Room:
-    """Bytes of requests that are held here."""
-    return Room(most, "bytes of requests")
+def for_bodies(most_bytes: int, most: int = HELD_BYTES) -> Room:
+    """Bytes of requests that are held here, of one at least. most_bytes: of one."""
+    return Room(max(most, COPIES * most_bytes), "bytes of requests")
 
 
 def for_streams(most: int) -> Room:

@@ -23,11 +23,9 @@ from tandem.front.gate import Full, Gate, Refusals
 from tandem.front.grpc_front import GrpcFront
 from tandem.front.grpc_server import KnownMethods
 from tandem.front.http_front import HttpFront, MetricsFront
-from tandem.front.room import COPIES, for_bodies, for_calls
+from tandem.front.room import for_bodies, for_calls
 from tandem.serving import Endpoints, ServingError
 
-HELD_BYTES: Final = 256 << 20
-"""Of all bodies together that are on their way."""
 _TO_TRITON: Final = [
     ("grpc.enable_http_proxy", 0),  # which knows no way to this machine itself
     ("grpc.max_receive_message_length", -1),  # of what Triton answers
@@ -69,7 +67,7 @@ async def serve(triton: Endpoints, door: Door) -> None:
     refusals, full = Refusals(), Full()
     async with AsyncExitStack() as stack:
         closing: list[Closing] = []
-        bodies = for_bodies(max(HELD_BYTES, COPIES * door.most_bytes))
+        bodies = for_bodies(door.most_bytes)
         over = [asyncio.create_task(asked_to_end.wait())]
         if triton.grpc:
             channel = grpc.aio.insecure_channel(triton.grpc, _TO_TRITON)
