@@ -1,4 +1,4 @@
-"""Rule three of acceptance, worked out: what chains become is exactly as likely as by the target."""
+"""Rule three of acceptance, worked out: each text is as likely as by the target, exactly."""
 
 from itertools import product
 from types import SimpleNamespace
