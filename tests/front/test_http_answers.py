@@ -220,7 +220,11 @@ def test_what_is_far_larger_when_unpacked_is_not_unpacked():
 PACKED = gzip.compress(json.dumps(ASKED).encode())
 
 
-@pytest.mark.parametrize("packed", [PACKED[:-1], PACKED[:-9], PACKED * 2, PACKED + b"a"])
+@pytest.mark.parametrize(
+    "packed",
+    [PACKED[:-1], PACKED[:-9], PACKED * 2, PACKED + b"a"],
+    ids=["a byte less", "no checksum", "twice", "a byte more"],
+)
 def test_what_is_not_one_whole_when_unpacked_is_refused(packed):
     async def run():
         headers = {"Content-Encoding": "gzip"}
