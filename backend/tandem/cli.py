@@ -76,9 +76,9 @@ def serve(
     """Serve models in the foreground until Ctrl-C."""
     from tandem.front.door import Door
     from tandem.serving.foreground import serve as serve_in_foreground
+    from tandem.serving.options import ServerOptions
     from tandem.serving.overrides import overridden
     from tandem.serving.ports import Ports
-    from tandem.serving.server import ServerOptions
 
     with overridden(model_repository, model, settings(set_)) as repository:
         ports = Ports(http_port, grpc_port, metrics_port)
@@ -136,8 +136,8 @@ def demo(
     Further options go to the demo: python -m tandem_client.demo --help.
     """
     from tandem.serving.foreground import demo as run_demo
+    from tandem.serving.options import ServerOptions
     from tandem.serving.overrides import overridden
-    from tandem.serving.server import ServerOptions
 
     with overridden(model_repository, [model], settings(set_)) as repository:
         options = ServerOptions(repository, (model,), triton=triton)
@@ -202,7 +202,8 @@ def generate(
         "seed": seed,
         "num_draft_tokens": num_draft_tokens,
     }
-    texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts]
+    stdin = typer.get_text_stream("stdin", encoding="utf-8", errors="surrogateescape")
+    texts = [stdin.read() if prompt == "-" else prompt for prompt in prompts]
     run(texts, parameters, sampling)
 
 

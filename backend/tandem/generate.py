@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from tandem.config import EngineConfig
-from tandem.errors import TandemError
+from tandem.errors import InvalidRequestError, TandemError
 from tandem.request import RequestOutput, SamplingParams
 from tandem.service import EngineService
 
@@ -21,6 +21,8 @@ def run(prompts: Sequence[str], parameters: dict[str, str], sampling: dict[str, 
     # Both before the models are loaded: a bad value is reported at once.
     config = EngineConfig.from_triton_parameters(parameters, Path.cwd())
     params = SamplingParams(**sampling)
+    for prompt in prompts:
+        _check_text(prompt)
     with notes.status("Loading the models"):
         service = EngineService(config)
     try:
@@ -39,6 +41,15 @@ def run(prompts: Sequence[str], parameters: dict[str, str], sampling: dict[str, 
     finally:
         service.stop()
     sys.stdout.flush()
+
+
+def _check_text(prompt: str) -> None:
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            f"The prompt is no UTF-8 text: see its character {error.start}."
+        ) from None
 
 
 class _Answers:

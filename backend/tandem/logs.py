@@ -6,6 +6,8 @@ import logging
 from collections.abc import Sequence
 
 SHOWN = 1000  # characters or tokens of a prompt
+STARTS, HAS_STARTED = "The engine of {} starts.", "The engine of {} has started."
+"""What a model says of itself, by which a load that hangs is told from one that is long."""
 
 
 def log_as(level: str) -> None:

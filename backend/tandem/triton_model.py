@@ -30,7 +30,7 @@ from tandem.errors import (
     TandemError,
 )
 from tandem.guardian import Guardian
-from tandem.logs import log_as
+from tandem.logs import HAS_STARTED, STARTS, log_as
 from tandem.metrics import FAILED, INTERNAL, counted
 from tandem.request import RequestOutput, TokenLogprobs
 from tandem.service import EngineService
@@ -70,6 +70,8 @@ class TritonPythonModel:
         self.guardian = Guardian()
         self.reports: Reports = queue.SimpleQueue()
         self.board = open_board(args, self.reports)  # first: its heart beats while weights load
+        name = args["model_name"]
+        logger.info(STARTS.format(name))
         try:
             self.service = start_engine(config, self.reports, self.guardian.family)
         except BaseException:
@@ -79,7 +81,7 @@ class TritonPythonModel:
         self.active: dict[str, ResponseStream] = {}
         self.early: dict[str, float] = {}
         self.stopping = threading.Event()
-        load = Load(os.getppid(), args["model_name"], args["model_version"])
+        load = Load(os.getppid(), name, args["model_version"])
         self.drain = Drain(load, config.drain_timeout)
         self.watchers = [
             threading.Thread(target=watch, daemon=True)
@@ -87,6 +89,7 @@ class TritonPythonModel:
         ]
         for watcher in self.watchers:
             watcher.start()
+        logger.info(HAS_STARTED.format(name))
 
     def is_ready(self) -> bool:
         """Whether the engine takes requests (asked by Triton 2.67 and later)."""

@@ -107,7 +107,10 @@ def generate(
         speculative_method=speculative_method,
         priority=priority,
     )
-    text = sys.stdin.read() if prompt == "-" else prompt
+    stdin = typer.get_text_stream("stdin", encoding="utf-8", errors="surrogateescape")
+    text = (
+        stdin.read() if prompt == "-" else prompt
+    )  # as arguments are: the client says what is none
     with _one_sentence(), _connect(url, protocol, model) as client:
         stream = client.stream(text, params, timeout=timeout, request_id=request_id)
         completion = _run(stream, echo=not as_json)

@@ -29,8 +29,12 @@ def request_fields(
     """The inputs of one streaming request, and its `id` if it has one.
 
     `details` asks for token ids and speculation statistics and says the timeout, which only Tandem
-    knows: without them the fields are exactly those of Triton's vLLM backend.
+    knows: without them the fields are exactly those of Triton's vLLM backend. Raises
+    `InvalidArgument` for what is no text.
     """
+    for name, text in (("The prompt", prompt), ("The request id", request_id)):
+        if isinstance(text, str):
+            _check_text(name, text)
     fields: Fields = {
         "stream": True,
         "sampling_parameters": params.sampling_json(timeout if details else None),
@@ -54,6 +58,16 @@ def request_fields(
         if details:
             fields["return_request_id"] = True
     return fields
+
+
+def _check_text(name: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(
+            f"{name} has {text[error.start]!a} at character {error.start}, which is half of a "
+            "character or a byte that was none: read it as UTF-8."
+        ) from None
 
 
 def to_proto(model: str, fields: Fields) -> service_pb2.ModelInferRequest:

@@ -62,6 +62,13 @@ def test_a_number_beyond_32_bits_is_refused_and_not_made_another(number):
         to_proto("m", drafts)
 
 
+@pytest.mark.parametrize("prompt, name", [("a\ud800", None), ("a", "b\udcff")])
+def test_text_that_is_none_is_refused(prompt, name):
+    what = "request id" if name else "prompt"
+    with pytest.raises(InvalidArgument, match=rf"The {what} has '\\ud\w+' at character 1, "):
+        request_fields(prompt, GenerationParams(), details=True, request_id=name)
+
+
 def test_proto_tensors_round_trip():
     fields = {"text_input": "hé€", "stream": True, "input_ids": [1, -2, 70000]}
     request = to_proto("m", fields)

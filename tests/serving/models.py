@@ -85,6 +85,11 @@ class TritonPythonModel:
         pass
 """
 
+# Does not come to its end, instead.
+HANGS = STOOD_STILL.replace("raise ValueError(", "import time; print(").replace(
+    '2.0 s")', '2.0 s"); time.sleep(999)'
+)
+
 BROKEN = """
 class TritonPythonModel:
     def initialize(self, args):

@@ -20,6 +20,7 @@ from tests.serving.models import (
     CONFIG,
     ECHO,
     FORGETS,
+    HANGS,
     STARTS_A_CHILD,
     STOOD_STILL,
     write_model,
@@ -129,6 +130,66 @@ def test_a_machine_that_stood_still_while_models_were_loaded_starts_it_again(
     with pytest.raises(ServingError, match=r"its process did not run for 2\.0 s \(log: "), server:
         pass
     assert (server.starts, left.read_text()) == (3, "6")
+
+
+def test_a_start_that_hangs_is_ended_and_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.serving.patience.MARGIN_S", 5.0)
+    write_model(tmp_path, "hangs", HANGS, CONFIG + entry("start_timeout", "1"))
+    left = tmp_path / "hangs" / "left"
+    left.write_text("1")
+    with TritonServer(ServerOptions(tmp_path, ("hangs",), log_path=tmp_path / "log")) as server:
+        assert (server.starts, left.read_text()) == (2, "-1")
+        identity = server.identity
+    assert not members(identity)
+    monkeypatch.setattr("tandem.serving.patience.MARGIN_S", 1.0)
+    left.write_text("9")
+    server = TritonServer(ServerOptions(tmp_path, ("hangs",), log_path=tmp_path / "log"))
+    with pytest.raises(ServingError, match=r"Triton's start does not end \(log: "), server:
+        pass
+    assert server.starts == 3
+    assert not members(server.identity)
+
+
+def test_a_log_that_was_asked_for_goes_on_and_tells_of_this_start_alone(tmp_path: Path) -> None:
+    write_model(tmp_path, "broken", BROKEN)
+    log = tmp_path / "log"
+    log.write_text("error: an older one\n")
+    options = ServerOptions(tmp_path, (), log_path=log)
+    with TritonServer(options) as server:
+        assert server.log_begin == 20
+        server._control("broken", "load")
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGTERM)
+        assert server.exit_code(timeout=10) == 0
+        assert server.failure() == f"Triton ended: exit code 0 (log: {log})."
+    text = log.read_text()
+    assert text.startswith("error: an older one\n")
+    assert "failed to load 'broken'" in text
+    with (
+        pytest.raises(ServingError, match=r"holds no config\.json"),
+        TritonServer(ServerOptions(tmp_path, ("broken",), log_path=log)),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    "argument, sentence",
+    [
+        ("--http-port=9", "--http-port is no further argument"),
+        ("--grpc-address", "--grpc-address is no further argument"),
+        ("--metrics-port=9", "--metrics-port is no further argument"),
+        ("--allow-http=false", "looked after over HTTP: leave --allow-http out"),
+        ("--http-restricted-api=health:a=b", "says to nobody whether it is ready"),
+    ],
+)
+def test_arguments_by_which_triton_could_not_be_looked_after_are_refused(
+    repository: Path, tmp_path: Path, argument: str, sentence: str
+) -> None:
+    options = ServerOptions(repository, ("echo",), log_path=tmp_path / "log", arguments=(argument,))
+    with pytest.raises(ServingError, match=sentence), TritonServer(options):
+        pass
 
 
 def test_a_config_that_triton_refuses_gives_the_reason(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from tandem.serving.errors import ServingError
 from tandem.serving.installation import Installation, find_installation
-from tandem.serving.server import Endpoints, ServerOptions, TritonServer
+from tandem.serving.options import ServerOptions
+from tandem.serving.server import Endpoints, TritonServer
 
 __all__ = [
     "Endpoints",

@@ -23,7 +23,8 @@ from tandem.serving.front_process import FrontProcess
 from tandem.serving.log import LogFollower
 from tandem.serving.lost_models import Stubs
 from tandem.serving.model_config import read_model
-from tandem.serving.server import ServerOptions, TritonServer
+from tandem.serving.options import ServerOptions
+from tandem.serving.server import TritonServer
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Lines of the log: all; the model's own; also Triton's errors and warnings.
@@ -119,7 +120,10 @@ def _start(server: TritonServer, front: FrontProcess | None, console: Console) -
         if front:
             front.wait_ready()
     if server.starts > 1:
-        console.print("The machine stood still while models were loaded: Triton was started again.")
+        console.print(
+            "Triton was started again: the machine stood still while models were loaded, or a load "
+            "did not come to its end."
+        )
     console.print(f"Triton serves {names}, ready after {time.monotonic() - began:.1f} s")
 
 
@@ -173,7 +177,7 @@ def _watch(
 ) -> None:
     """Shows what the log says, until the server ends, and starts a front again that has ended or
     hangs."""
-    log, lost = LogFollower(server.log_path), _LostModels(server, console)
+    log, lost = LogFollower(server.log_path, server.log_begin), _LostModels(server, console)
     worth_showing = _ANYTHING if verbose else _TANDEM  # Triton's warnings at start are no news
     while True:
         for line in log.new_lines():

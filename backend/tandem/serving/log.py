@@ -1,5 +1,6 @@
 """Reads in Triton's log why a server did not start or a model did not load."""
 
+import os
 import re
 from pathlib import Path
 from typing import Final
@@ -59,19 +60,23 @@ def _syntax_error(log: str) -> str:
     return f", line {error['line']}: {error['text']}" if error else ""
 
 
-def read_log(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+def read_log(path: Path, begin: int = 0) -> str:
+    """What it has from this byte on; nothing where it is gone."""
+    return path.read_bytes()[begin:].decode(errors="replace") if path.exists() else ""
 
 
 class LogFollower:
     """Hands out the lines that were added to a log since the last look."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, begin: int = 0) -> None:
         # Held open: somebody may tidy up the folder for temporary files.
         self._log = path.open("rb")
+        self._log.seek(begin)
         self._rest = b""
 
     def new_lines(self) -> list[str]:
+        if self._log.tell() > os.fstat(self._log.fileno()).st_size:  # somebody has emptied it
+            self._log.seek(0)
         # A line that is still being written waits for its end.
         *whole, self._rest = (self._rest + self._log.read()).split(b"\n")
         return [line.decode(errors="replace") for line in whole]

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tandem.serving.server import check_models
+from tandem.serving.options import check_models
 
 
 @contextmanager

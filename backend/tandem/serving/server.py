@@ -6,8 +6,8 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self
 from urllib.parse import quote
@@ -16,8 +16,10 @@ from uuid import uuid4
 from tandem.config import EngineConfig
 from tandem.serving.errors import ServingError
 from tandem.serving.installation import Installation, find_installation, server_environment
-from tandem.serving.log import failure_reason, read_log
-from tandem.serving.ports import FREE, Ports, choose_ports
+from tandem.serving.log import LogFollower, failure_reason, read_log
+from tandem.serving.options import ServerOptions, check_arguments, check_models, command
+from tandem.serving.patience import Patience
+from tandem.serving.ports import Ports, choose_ports
 from tandem.serving.processes import IDENTITY, before_exec, end_members
 from tandem.standstill import SAID
 from tandem.triton_http import HEALTH, INDEX, NO_ANSWER, OK, Answer, ask, model_path
@@ -29,27 +31,6 @@ _LOAD_S = 3600.0
 _GO_S = 10.0  # for a model, behind its last request, and for Triton to say which there are
 _SHM = Path("/dev/shm")
 _MOST_STARTS = 3
-
-
-@dataclass(frozen=True)
-class ServerOptions:
-    """What to serve and where."""
-
-    model_repository: Path
-    models: tuple[str, ...] = ()
-    """Loaded at start. Other models of the repository stay unloaded until a client loads them."""
-    host: str = "127.0.0.1"
-    ports: Ports = FREE
-    log_path: Path | None = None
-    """None: a temporary file, removed when the server was stopped without a failure."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    triton: Path | None = None
-    """The tritonserver binary; None: see `find_installation`."""
-    exit_timeout_s: int = 10
-    shm_bytes: int = 4 << 20
-    """Shared memory per model instance between server and stub, at start and per growth."""
-    arguments: tuple[str, ...] = ()
-    """Further arguments of tritonserver, as they are."""
 
 
 class Endpoints(NamedTuple):
@@ -80,8 +61,12 @@ class TritonServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._ports: Ports | None = None
         self.starts = 0
-        """More than one where the machine stood still while models were loaded."""
+        """More than one where the machine stood still while models were loaded, or a load hung."""
         self.log_path = options.log_path or _temporary_log(self.identity)
+        self.log_begin = 0
+        """Byte of the log at which this start's part begins: a log that was asked for goes on."""
+        self._patience: Patience | None = None
+        """With a start; None: it has ended."""
 
     def __enter__(self) -> Self:
         self.start()
@@ -111,6 +96,7 @@ class TritonServer:
             raise ServingError("This server was started before: make a new TritonServer.")
         options = self.options
         check_models(options.model_repository, options.models)
+        check_arguments(options.arguments)
         installation = find_installation(options.triton)
         self._ports = choose_ports(options.host, options.ports)
         self._launch(installation, self._ports)
@@ -119,8 +105,9 @@ class TritonServer:
         options, self.starts = self.options, self.starts + 1
         environment = server_environment(installation, {**os.environ, **options.environment})
         with self._open_log() as log:
+            self.log_begin = log.tell()
             self._process = subprocess.Popen(
-                _command(options, installation, ports, self.identity),
+                command(options, installation, ports, self.identity),
                 env=environment | {IDENTITY: self.identity},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -129,29 +116,31 @@ class TritonServer:
                 start_new_session=True,
                 preexec_fn=before_exec(),
             )
+        folders = [options.model_repository / name for name in options.models]
+        self._patience = Patience(folders, LogFollower(self.log_path, self.log_begin))
 
     def _open_log(self) -> BinaryIO:
         """One that was not asked for is for this user alone: it may have parts of prompts."""
         try:
             if self.options.log_path is None:
                 self.log_path.touch(mode=0o600)
-            return self.log_path.open("wb")
+            return self.log_path.open("ab")
         except OSError as error:
             raise ServingError(f"{error}: choose another file for the log.") from None
 
     def wait_ready(self, timeout: float = math.inf, tick: Callable[[], None] | None = None) -> None:
         """Returns when the server and all of `options.models` are ready, or raises the reason. A
         model that does not load within its own `start_timeout` ends the server. A server that ends
-        because the machine stood still is started again.
+        because the machine stood still, or does not come to an end of its start, is started again.
 
         `tick` is called between two looks, to show progress.
         """
         deadline = time.monotonic() + timeout
-        paths = [HEALTH]
-        paths += [model_path(name, "ready") for name in self.options.models]
-        while not all(ask(self.endpoints.http, path).status == OK for path in paths):
+        while not self._ready():
             if self.exit_code() is not None:
-                self._start_again()
+                self._start_again(self.failure(), remedy=SAID in self.failure())
+            elif self._patience and self._patience.over():
+                self._start_again(f"Triton's start does not end (log: {self.log_path}).")
             if time.monotonic() > deadline:
                 raise ServingError(
                     f"Triton was not ready after {timeout:g} s: read {self.log_path}, "
@@ -160,7 +149,11 @@ class TritonServer:
             if tick:
                 tick()
             time.sleep(_POLL_S)
-        # Triton opens this port last, and not at all where it was told so.
+        self._wait_metrics()
+        self._patience = None
+
+    def _wait_metrics(self) -> None:
+        """Triton opens this port last, and not at all where it was told so."""
         deadline = time.monotonic() + _METRICS_S
         while ask(self.endpoints.metrics, "/metrics").status != OK:
             if self.exit_code() is not None:
@@ -169,10 +162,23 @@ class TritonServer:
                 return
             time.sleep(_POLL_S)
 
-    def _start_again(self) -> None:
-        """Raises `ServingError` where that is no remedy, or has not been one."""
-        if self.starts == _MOST_STARTS or SAID not in self.failure():
-            raise ServingError(self.failure())
+    def _ready(self) -> bool:
+        """Raises where Triton does not say."""
+        for path in [HEALTH, *[model_path(name, "ready") for name in self.options.models]]:
+            status = ask(self.endpoints.http, path).status
+            if status == HTTPStatus.FORBIDDEN:
+                raise ServingError(
+                    "Triton says to nobody whether it is ready: take `health` out of its "
+                    "--http-restricted-api."
+                )
+            if status != OK:
+                return False
+        return True
+
+    def _start_again(self, reason: str, remedy: bool = True) -> None:
+        """Raises the reason where that is no remedy, or has not been one."""
+        if self.starts == _MOST_STARTS or not remedy:
+            raise ServingError(reason)
         self._clear_away(grace=0)
         assert self._ports is not None
         self._launch(find_installation(self.options.triton), self._ports)
@@ -187,11 +193,13 @@ class TritonServer:
             return None
 
     def failure(self) -> str:
-        """One sentence: why the ended process ended."""
-        code = self.exit_code()
-        reason = failure_reason(read_log(self.log_path))
+        """One sentence: why the ended process ended. Of a server that has been ready its log may
+        tell the reason, or of loads that it refused since."""
+        code, reason = self.exit_code(), None
         if code is not None and code < 0:
             reason = f"killed by {signal.Signals(-code).name}"
+        elif self._patience:
+            reason = failure_reason(read_log(self.log_path, self.log_begin))
         return (
             f"Triton ended: {(reason or f'exit code {code}').rstrip('.')} (log: {self.log_path})."
         )
@@ -269,44 +277,3 @@ class TritonServer:
 
 def _temporary_log(identity: str) -> Path:
     return Path(tempfile.gettempdir()) / f"{identity}.log"
-
-
-def check_models(repository: Path, models: Sequence[str]) -> None:
-    """Raises what Triton reports late and in many words: there is no such folder."""
-    if not repository.is_dir():
-        raise ServingError(
-            f"The model repository {repository} is no folder: name it with --model-repository."
-        )
-    for name in models:
-        if not (repository / name / "config.pbtxt").is_file():
-            present = sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
-            raise ServingError(
-                f"{repository} holds no model '{name}': "
-                f"choose one of {', '.join(present) or 'none (it is empty)'}."
-            )
-
-
-def _command(
-    options: ServerOptions, installation: Installation, ports: Ports, identity: str
-) -> list[str]:
-    shm = options.shm_bytes
-    return [
-        str(installation.binary),
-        f"--model-repository={options.model_repository.resolve()}",
-        f"--backend-directory={installation.backends}",
-        # Only the models that were asked for: another one may need what this machine lacks.
-        "--model-control-mode=explicit",
-        *[f"--load-model={name}" for name in options.models],
-        f"--http-address={options.host}",
-        f"--grpc-address={options.host}",
-        f"--http-port={ports.http}",
-        f"--grpc-port={ports.grpc}",
-        f"--metrics-port={ports.metrics}",
-        "--allow-metrics=true",
-        f"--exit-timeout-secs={options.exit_timeout_s}",
-        # Two servers on one machine must not share regions; the name also finds leftovers.
-        f"--backend-config=python,shm-region-prefix-name={identity}",
-        f"--backend-config=python,shm-default-byte-size={shm}",
-        f"--backend-config=python,shm-growth-byte-size={shm}",
-        *options.arguments,
-    ]
