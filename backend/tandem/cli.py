@@ -28,7 +28,9 @@ Models = Annotated[list[str], typer.Option("--model", help="Model to load; may b
 Triton = Annotated[
     Path | None, typer.Option(help="The tritonserver binary; found by itself when not given.")
 ]
-Log = Annotated[Path | None, typer.Option(help="Triton's log; a temporary file when not given.")]
+Log = Annotated[
+    Path | None, typer.Option(help="Triton's log, which goes on; a temporary file when not given.")
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the engine; repeatable."),
