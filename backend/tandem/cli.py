@@ -29,7 +29,8 @@ Triton = Annotated[
     Path | None, typer.Option(help="The tritonserver binary; found by itself when not given.")
 ]
 Log = Annotated[
-    Path | None, typer.Option(help="Triton's log, which goes on; a temporary file when not given.")
+    Path | None,
+    typer.Option(help="File that Triton's log is appended to; a temporary one when not given."),
 ]
 Settings = Annotated[
     list[str] | None,

@@ -21,8 +21,8 @@ def run(prompts: Sequence[str], parameters: dict[str, str], sampling: dict[str, 
     # Both before the models are loaded: a bad value is reported at once.
     config = EngineConfig.from_triton_parameters(parameters, Path.cwd())
     params = SamplingParams(**sampling)
-    for prompt in prompts:
-        _check_text(prompt)
+    for number, prompt in enumerate(prompts, 1):
+        _check_text(number, prompt)
     with notes.status("Loading the models"):
         service = EngineService(config)
     try:
@@ -43,12 +43,12 @@ def run(prompts: Sequence[str], parameters: dict[str, str], sampling: dict[str, 
     sys.stdout.flush()
 
 
-def _check_text(prompt: str) -> None:
+def _check_text(number: int, prompt: str) -> None:
     try:
         prompt.encode()
     except UnicodeEncodeError as error:
         raise InvalidRequestError(
-            f"The prompt is no UTF-8 text: see its character {error.start}."
+            f"Prompt {number} is no Unicode text: write its character {error.start + 1} as UTF-8."
         ) from None
 
 

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Sequence
 
 SHOWN = 1000  # characters or tokens of a prompt
-STARTS, HAS_STARTED = "The engine of {} starts.", "The engine of {} has started."
+STARTS = "The engine of {model} starts for Triton, process {triton}."
+HAS_STARTED = "The engine of {model} has started for Triton, process {triton}."
 """What a model says of itself, by which a load that hangs is told from one that is long."""
 
 

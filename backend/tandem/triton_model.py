@@ -70,8 +70,8 @@ class TritonPythonModel:
         self.guardian = Guardian()
         self.reports: Reports = queue.SimpleQueue()
         self.board = open_board(args, self.reports)  # first: its heart beats while weights load
-        name = args["model_name"]
-        logger.info(STARTS.format(name))
+        name, triton = args["model_name"], os.getppid()
+        logger.info(STARTS.format(model=name, triton=triton))
         try:
             self.service = start_engine(config, self.reports, self.guardian.family)
         except BaseException:
@@ -81,7 +81,7 @@ class TritonPythonModel:
         self.active: dict[str, ResponseStream] = {}
         self.early: dict[str, float] = {}
         self.stopping = threading.Event()
-        load = Load(os.getppid(), name, args["model_version"])
+        load = Load(triton, name, args["model_version"])
         self.drain = Drain(load, config.drain_timeout)
         self.watchers = [
             threading.Thread(target=watch, daemon=True)
@@ -89,7 +89,7 @@ class TritonPythonModel:
         ]
         for watcher in self.watchers:
             watcher.start()
-        logger.info(HAS_STARTED.format(name))
+        logger.info(HAS_STARTED.format(model=name, triton=triton))
 
     def is_ready(self) -> bool:
         """Whether the engine takes requests (asked by Triton 2.67 and later)."""

@@ -7,7 +7,7 @@ from typing import Any
 from tandem_client.collect import Collector
 from tandem_client.params import GenerationParams, ParamsLike
 from tandem_client.types import Chunk, Completion
-from tandem_client.wire import Fields, Prompt, request_fields
+from tandem_client.wire import Fields, Prompt, check_text, request_fields
 
 
 class ChunkStream(Iterator[Chunk]):
@@ -58,6 +58,7 @@ class Client(ABC):
     """A blocking client; any number of threads may stream through one at the same time."""
 
     def __init__(self, model: str, details: bool) -> None:
+        check_text("The model's name", model)
         self.model = model
         self._details = details
 
@@ -120,6 +121,7 @@ class AsyncClient(ABC):
     """An asyncio client, to be created inside a running event loop."""
 
     def __init__(self, model: str, details: bool) -> None:
+        check_text("The model's name", model)
         self.model = model
         self._details = details
 

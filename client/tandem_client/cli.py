@@ -107,10 +107,9 @@ def generate(
         speculative_method=speculative_method,
         priority=priority,
     )
+    # Bytes that are no UTF-8 come through, as in an argument; the client refuses them.
     stdin = typer.get_text_stream("stdin", encoding="utf-8", errors="surrogateescape")
-    text = (
-        stdin.read() if prompt == "-" else prompt
-    )  # as arguments are: the client says what is none
+    text = stdin.read() if prompt == "-" else prompt
     with _one_sentence(), _connect(url, protocol, model) as client:
         stream = client.stream(text, params, timeout=timeout, request_id=request_id)
         completion = _run(stream, echo=not as_json)

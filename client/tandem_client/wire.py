@@ -32,9 +32,12 @@ def request_fields(
     knows: without them the fields are exactly those of Triton's vLLM backend. Raises
     `InvalidArgument` for what is no text.
     """
-    for name, text in (("The prompt", prompt), ("The request id", request_id)):
-        if isinstance(text, str):
-            _check_text(name, text)
+    check_text("The prompt", prompt if isinstance(prompt, str) else "")
+    check_text("The request id", request_id or "")
+    for text in [params.stop] if isinstance(params.stop, str) else params.stop or ():
+        check_text("A stop string", text)
+    for text in params.bad_words or ():
+        check_text("A bad word", text)
     fields: Fields = {
         "stream": True,
         "sampling_parameters": params.sampling_json(timeout if details else None),
@@ -60,13 +63,14 @@ def request_fields(
     return fields
 
 
-def _check_text(name: str, text: str) -> None:
+def check_text(name: str, text: str) -> None:
+    """Raises `InvalidArgument` for a string that is no Unicode text."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidArgument(
-            f"{name} has {text[error.start]!a} at character {error.start}, which is half of a "
-            "character or a byte that was none: read it as UTF-8."
+            f"{name} has {error.object[error.start]!a} at character {error.start + 1}, which is no "
+            "Unicode text: send it as UTF-8."
         ) from None
 
 

@@ -30,7 +30,7 @@ def test_a_dash_reads_the_prompt_from_standard_input(run):
 def test_standard_input_that_is_no_text_is_one_sentence(run):
     result = run("generate", "-", stdin=b"a\xff")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith("tandem-client: The prompt has '\\udcff' at character 1")
+    assert result.stderr.startswith("tandem-client: The prompt has '\\udcff' at character 2")
 
 
 def test_json_and_stats(run):

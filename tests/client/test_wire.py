@@ -5,7 +5,16 @@ import json
 import pytest
 from tritonclient.grpc import service_pb2
 
-from tandem_client import Chunk, GenerationParams, InvalidArgument, SpeculationStats
+from tandem_client import (
+    AsyncGrpcClient,
+    AsyncHttpClient,
+    Chunk,
+    GenerationParams,
+    GrpcClient,
+    HttpClient,
+    InvalidArgument,
+    SpeculationStats,
+)
 from tandem_client.wire import json_outputs, proto_outputs, request_fields, to_chunk, to_proto
 
 
@@ -62,11 +71,25 @@ def test_a_number_beyond_32_bits_is_refused_and_not_made_another(number):
         to_proto("m", drafts)
 
 
-@pytest.mark.parametrize("prompt, name", [("a\ud800", None), ("a", "b\udcff")])
-def test_text_that_is_none_is_refused(prompt, name):
-    what = "request id" if name else "prompt"
-    with pytest.raises(InvalidArgument, match=rf"The {what} has '\\ud\w+' at character 1, "):
-        request_fields(prompt, GenerationParams(), details=True, request_id=name)
+@pytest.mark.parametrize(
+    "prompt, name, params, what",
+    [
+        ("a\ud800", None, {}, "The prompt"),
+        ("a", "b\udcff", {}, "The request id"),
+        ("a", None, {"stop": "c\udcff"}, "A stop string"),
+        ("a", None, {"stop": ["a", "c\udcff"]}, "A stop string"),
+        ("a", None, {"bad_words": ["c\udcff"]}, "A bad word"),
+    ],
+)
+def test_text_that_is_none_is_refused(prompt, name, params, what):
+    with pytest.raises(InvalidArgument, match=rf"{what} has '\\ud\w+' at character 2, "):
+        request_fields(prompt, GenerationParams(**params), details=True, request_id=name)
+
+
+@pytest.mark.parametrize("client", [GrpcClient, HttpClient, AsyncGrpcClient, AsyncHttpClient])
+def test_a_models_name_that_is_no_text_is_refused(client):
+    with pytest.raises(InvalidArgument, match=r"The model's name has '\\udcff' at character 2"):
+        client("localhost:1", "a\udcff")
 
 
 def test_proto_tensors_round_trip():

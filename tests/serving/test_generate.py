@@ -30,7 +30,7 @@ def test_what_drafts_is_only_quicker_and_standard_input_is_a_prompt() -> None:
 
 
 def test_text_that_is_none_is_refused_before_models_are_loaded() -> None:
-    refused = run("-", stdin=b"a\xff")
-    with pytest.raises(InvalidRequestError, match="no UTF-8 text: see its character 1"):
+    refused = run("a", "-", stdin=b"a\xff")
+    with pytest.raises(InvalidRequestError, match=r"Prompt 2 is no Unicode text.* character 2"):
         raise refused.exception or AssertionError
     assert refused.stdout == ""

@@ -1,7 +1,8 @@
 # ruff: noqa: E501  log lines are as long as they are
+import os
 from pathlib import Path
 
-from tandem.serving.log import LogFollower, failure_reason
+from tandem.serving.log import LogFollower, failure_reason, read_log
 
 LOAD_FAILURE = r"""
 E1121 02:13:19.300000 5405 server.cc:241] "CudaDriverHelper has not been initialized."
@@ -54,3 +55,19 @@ def test_a_follower_waits_for_whole_lines_and_survives_tidying(tmp_path: Path) -
         log.flush()
         assert follower.new_lines() == ["two"]
         assert follower.new_lines() == []
+
+
+def test_a_log_that_goes_on_is_read_from_where_it_went_on_or_was_emptied(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("old and long\n")
+    follower = LogFollower(path, begin=13)
+    with path.open("a") as log:
+        log.write("new\nhal")
+        log.flush()
+        assert (read_log(path, 13), follower.new_lines()) == ("new\nhal", ["new"])
+        os.truncate(path, 0)
+        log.write("one\n")
+        log.flush()
+        assert (read_log(path, 13), follower.new_lines()) == ("one\n", ["one"])
+    path.unlink()
+    assert read_log(path) == ""

@@ -13,6 +13,7 @@ from tandem.serving.patience import MARGIN_S, Patience
 from tests.serving.models import CONFIG, ECHO, write_model
 
 Start = Callable[..., Patience]
+TRITON = 4711
 
 
 @pytest.fixture
@@ -34,9 +35,17 @@ def start(tmp_path: Path, log: Path, clock: list[float]) -> Start:
     def begin(*models: str, start_timeout: str = "100", config: str = CONFIG) -> Patience:
         for name in models:
             write_model(tmp_path, name, ECHO, config + entry("start_timeout", start_timeout))
-        return Patience([tmp_path / name for name in models], LogFollower(log))
+        return Patience([tmp_path / name for name in models], TRITON, LogFollower(log))
 
     return begin
+
+
+def starts(model: str, triton: int = TRITON) -> str:
+    return STARTS.format(model=model, triton=triton)
+
+
+def has_started(model: str, triton: int = TRITON) -> str:
+    return HAS_STARTED.format(model=model, triton=triton)
 
 
 def lasts(patience: Patience, clock: list[float]) -> float:
@@ -60,12 +69,43 @@ def test_a_start_may_take_as_long_as_its_models_say(
 
 
 def test_the_longest_of_all_models_counts_and_none_needs_no_more(
-    start: Start, clock: list[float]
+    start: Start, tmp_path: Path, log: Path, clock: list[float]
 ) -> None:
     assert lasts(start(), clock) == MARGIN_S + 0.5
+    start("a", start_timeout="5")
     start("b", start_timeout="300")
-    assert lasts(start("a", start_timeout="5"), clock) == 5 + MARGIN_S + 0.5
-    assert lasts(start("c", "d", start_timeout="7"), clock) == 7 + MARGIN_S + 0.5
+    both = Patience([tmp_path / "a", tmp_path / "b"], TRITON, LogFollower(log))
+    assert lasts(both, clock) == 300 + MARGIN_S + 0.5
+
+
+def test_models_that_are_loaded_one_behind_the_other_have_their_own_time_each(
+    start: Start, clock: list[float], log: Path
+) -> None:
+    one = start("a", "b", start_timeout="300")
+    for model in "ab":
+        say(log, starts(model))
+        for _ in range(300):
+            assert not one.over()
+            clock[0] += 1
+        say(log, has_started(model))
+    assert lasts(one, clock) == MARGIN_S + 0.5
+
+
+def test_a_model_that_is_warmed_up_has_all_its_time(
+    start: Start, clock: list[float], log: Path
+) -> None:
+    warmup = 'model_warmup { name: "once" batch_size: 1 }\n'
+    one = start("a", start_timeout="300", config=CONFIG + warmup)
+    say(log, starts("a"), has_started("a"))
+    assert lasts(one, clock) == 300 + MARGIN_S + 0.5
+
+
+def test_what_another_server_writes_into_the_same_log_is_not_its_own(
+    start: Start, clock: list[float], log: Path
+) -> None:
+    one = start("a", start_timeout="300")
+    say(log, starts("a"), starts("a", triton=1), has_started("a", triton=1))
+    assert lasts(one, clock) == 300 + MARGIN_S + 0.5
 
 
 def test_a_configuration_that_is_none_is_left_to_triton(start: Start, clock: list[float]) -> None:
@@ -76,11 +116,11 @@ def test_what_is_left_to_do_behind_the_engines_is_little(
     start: Start, clock: list[float], log: Path
 ) -> None:
     one = start("a", "b", start_timeout="1000")
-    say(log, STARTS.format("a"), STARTS.format("b"), HAS_STARTED.format("a"))
+    say(log, starts("a"), starts("b"), has_started("a"))
     for _ in range(200):
         assert not one.over()
         clock[0] += 1
-    say(log, HAS_STARTED.format("b"))
+    say(log, has_started("b"))
     assert lasts(one, clock) == MARGIN_S + 0.5
 
 
@@ -88,15 +128,15 @@ def test_a_models_further_engines_have_their_own_time(
     start: Start, clock: list[float], log: Path
 ) -> None:
     one = start("a", start_timeout="1000")
-    say(log, STARTS.format("a"), HAS_STARTED.format("a"))
+    say(log, starts("a"), has_started("a"))
     for _ in range(50):
         assert not one.over()
         clock[0] += 1
-    say(log, STARTS.format("a"))
+    say(log, starts("a"))
     for _ in range(200):
         assert not one.over()
         clock[0] += 1
-    say(log, HAS_STARTED.format("a"))
+    say(log, has_started("a"))
     assert lasts(one, clock) == MARGIN_S + 0.5
 
 
@@ -104,7 +144,7 @@ def test_a_model_that_says_nothing_of_an_engine_has_all_its_time(
     start: Start, clock: list[float], log: Path
 ) -> None:
     one = start("a", "other", start_timeout="200")
-    say(log, STARTS.format("a"), HAS_STARTED.format("a"))
+    say(log, starts("a"), has_started("a"))
     assert lasts(one, clock) == 200 + MARGIN_S + 0.5
 
 
@@ -122,7 +162,8 @@ def test_tandems_models_say_when_their_engine_starts_and_has_started(
     triton_server: TritonServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders = [triton_server.options.model_repository / "tandem"]
-    seen = Patience(folders, LogFollower(triton_server.log_path))
+    assert triton_server.pid is not None
+    seen = Patience(folders, triton_server.pid, LogFollower(triton_server.log_path))
     monkeypatch.setattr(patience, "MARGIN_S", 0.0)
     assert not seen.over()  # it reads that all have started
     assert seen.over()

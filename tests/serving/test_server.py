@@ -135,21 +135,71 @@ def test_a_machine_that_stood_still_while_models_were_loaded_starts_it_again(
 def test_a_start_that_hangs_is_ended_and_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tandem.serving.patience.MARGIN_S", 5.0)
+    monkeypatch.setattr("tandem.serving.patience.MARGIN_S", 15.0)
     write_model(tmp_path, "hangs", HANGS, CONFIG + entry("start_timeout", "1"))
     left = tmp_path / "hangs" / "left"
     left.write_text("1")
     with TritonServer(ServerOptions(tmp_path, ("hangs",), log_path=tmp_path / "log")) as server:
         assert (server.starts, left.read_text()) == (2, "-1")
+        assert "does not end" in server.failed_starts[0]
         identity = server.identity
     assert not members(identity)
-    monkeypatch.setattr("tandem.serving.patience.MARGIN_S", 1.0)
-    left.write_text("9")
-    server = TritonServer(ServerOptions(tmp_path, ("hangs",), log_path=tmp_path / "log"))
+
+
+def test_a_start_that_hangs_each_time_is_said_and_its_log_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.serving.patience.MARGIN_S", 0.1)
+    write_model(tmp_path, "hangs", HANGS, CONFIG + entry("start_timeout", "2"))
+    (tmp_path / "hangs" / "left").write_text("9")
+    server = TritonServer(ServerOptions(tmp_path, ("hangs",)))
     with pytest.raises(ServingError, match=r"Triton's start does not end \(log: "), server:
         pass
     assert server.starts == 3
     assert not members(server.identity)
+    assert server.log_path.read_text().count(": hangs_0_0 (") == 3
+    server.log_path.unlink()
+
+
+def test_a_triton_that_serves_without_one_of_its_models_is_not_one_that_hangs(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.serving.patience.MARGIN_S", 4.0)
+    write_model(repository, "broken", BROKEN, CONFIG + entry("start_timeout", "1"))
+    write_model(repository, "works", ECHO, CONFIG + entry("start_timeout", "1"))
+    options = ServerOptions(
+        repository,
+        ("broken", "works"),
+        log_path=tmp_path / "log",
+        arguments=("--exit-on-error=false",),
+    )
+    server = TritonServer(options)
+    server.start()
+    try:
+        with pytest.raises(ServingError, match="was not ready after 12 s"):
+            server.wait_ready(12)
+        assert server.starts == 1
+    finally:
+        server.stop()
+
+
+def test_a_port_that_takes_connections_and_answers_nothing_is_no_start_without_an_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.serving.patience.MARGIN_S", 4.0)
+    write_model(tmp_path, "hangs", HANGS, CONFIG + entry("start_timeout", "1"))
+    (tmp_path / "hangs" / "left").write_text("9")
+    server = TritonServer(ServerOptions(tmp_path, ("hangs",), log_path=tmp_path / "log"))
+    server.start()
+    begun = time.monotonic()
+    host, port = server.endpoints.http.split(":")
+    try:
+        with socket.create_server((host, int(port)), backlog=99), pytest.raises(ServingError):
+            server.wait_ready(60)
+        assert server.starts == 3
+        assert time.monotonic() - begun < 45
+    finally:
+        server.stop()
 
 
 def test_a_log_that_was_asked_for_goes_on_and_tells_of_this_start_alone(tmp_path: Path) -> None:
@@ -181,15 +231,30 @@ def test_a_log_that_was_asked_for_goes_on_and_tells_of_this_start_alone(tmp_path
         ("--grpc-address", "--grpc-address is no further argument"),
         ("--metrics-port=9", "--metrics-port is no further argument"),
         ("--allow-http=false", "looked after over HTTP: leave --allow-http out"),
-        ("--http-restricted-api=health:a=b", "says to nobody whether it is ready"),
+        ("--load-model=echo", "which models are loaded by --model"),
+        ("--http-restricted-api=model-repository,health:a=b", "leave health out"),
+        ("--http-restricted-api health:a=b", "leave health out"),
     ],
 )
 def test_arguments_by_which_triton_could_not_be_looked_after_are_refused(
     repository: Path, tmp_path: Path, argument: str, sentence: str
 ) -> None:
-    options = ServerOptions(repository, ("echo",), log_path=tmp_path / "log", arguments=(argument,))
+    options = ServerOptions(
+        repository, ("echo",), log_path=tmp_path / "log", arguments=tuple(argument.split())
+    )
     with pytest.raises(ServingError, match=sentence), TritonServer(options):
         pass
+
+
+def test_a_log_that_cannot_be_read_again_is_refused(repository: Path) -> None:
+    read, write = os.pipe()
+    try:
+        log = Path(f"/dev/fd/{write}")
+        with pytest.raises(ServingError, match=r"seek.*: choose another file for the log"):
+            TritonServer(ServerOptions(repository, ("echo",), log_path=log)).start()
+    finally:
+        os.close(read)
+        os.close(write)
 
 
 def test_a_config_that_triton_refuses_gives_the_reason(tmp_path: Path) -> None:

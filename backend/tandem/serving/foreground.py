@@ -104,12 +104,16 @@ def demo(options: ServerOptions, arguments: Sequence[str], console: Console) -> 
 
 def _start(server: TritonServer, front: FrontProcess | None, console: Console) -> None:
     names = ", ".join(server.options.models) or "no model"
-    began = time.monotonic()
+    began, told = time.monotonic(), 0
     if not console.is_terminal:
         console.print(f"Triton is loading {names}")
     with console.status("") as status:
 
         def show() -> None:
+            nonlocal told
+            for reason in server.failed_starts[told:]:
+                console.print(f"{reason} It is started again.", highlight=False, markup=False)
+            told = len(server.failed_starts)
             status.update(f"Triton is loading {names} ({time.monotonic() - began:.0f} s)")
 
         show()
@@ -119,11 +123,6 @@ def _start(server: TritonServer, front: FrontProcess | None, console: Console) -
         server.wait_ready(tick=show)
         if front:
             front.wait_ready()
-    if server.starts > 1:
-        console.print(
-            "Triton was started again: the machine stood still while models were loaded, or a load "
-            "did not come to its end."
-        )
     console.print(f"Triton serves {names}, ready after {time.monotonic() - began:.1f} s")
 
 

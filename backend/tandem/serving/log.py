@@ -61,8 +61,13 @@ def _syntax_error(log: str) -> str:
 
 
 def read_log(path: Path, begin: int = 0) -> str:
-    """What it has from this byte on; nothing where it is gone."""
-    return path.read_bytes()[begin:].decode(errors="replace") if path.exists() else ""
+    """What it has from this byte on, or all where somebody has emptied it meanwhile; nothing where
+    it is gone."""
+    if not path.exists():
+        return ""
+    with path.open("rb") as log:
+        log.seek(begin if begin <= path.stat().st_size else 0)
+        return log.read().decode(errors="replace")
 
 
 class LogFollower:
@@ -77,6 +82,7 @@ class LogFollower:
     def new_lines(self) -> list[str]:
         if self._log.tell() > os.fstat(self._log.fileno()).st_size:  # somebody has emptied it
             self._log.seek(0)
+            self._rest = b""
         # A line that is still being written waits for its end.
         *whole, self._rest = (self._rest + self._log.read()).split(b"\n")
         return [line.decode(errors="replace") for line in whole]

@@ -15,6 +15,8 @@ class ServedModel(NamedTuple):
     name: str
     version_folder: Path
     parameters: dict[str, str]
+    warmed_up: bool
+    """Whether Triton sends it requests before it counts as loaded."""
 
     def path(self, key: str) -> Path | None:
         """A folder among the parameters; relative ones start at the version folder."""
@@ -33,7 +35,7 @@ def read_model(folder: Path) -> ServedModel:
     except text_format.ParseError as error:
         raise ServingError(f"{path} is no model configuration: {error}.") from None
     parameters = {key: value.string_value for key, value in config.parameters.items()}
-    return ServedModel(folder.name, _newest_version(folder), parameters)
+    return ServedModel(folder.name, _newest_version(folder), parameters, bool(config.model_warmup))
 
 
 def _newest_version(folder: Path) -> Path:

@@ -53,17 +53,27 @@ def check_models(repository: Path, models: Sequence[str]) -> None:
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
-    """Raises where one of them would move Triton away from where it is looked for."""
-    for name in (argument.partition("=")[0] for argument in arguments):
+    """Raises where one of them would keep Triton from being looked after."""
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
+        name, has_value, value = argument.partition("=")
         if name in _PLACES:
             raise ServingError(
                 f"{name} is no further argument of tritonserver here: say where it listens by "
                 "--host, --http-port, --grpc-port and --metrics-port before the --."
             )
+        if name == "--load-model":
+            raise ServingError("Say which models are loaded by --model before the --.")
         if name == "--allow-http":
             raise ServingError(
                 "Triton is looked after over HTTP: leave --allow-http out of its arguments."
             )
+        if name == "--http-restricted-api":
+            apis = (value if has_value else following).partition(":")[0].split(",")
+            if "health" in apis:
+                raise ServingError(
+                    "Triton is asked whether it is ready, over HTTP: leave health out of "
+                    "--http-restricted-api."
+                )
 
 
 def command(

@@ -7,7 +7,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self
 from urllib.parse import quote
@@ -24,6 +23,7 @@ from tandem.serving.processes import IDENTITY, before_exec, end_members
 from tandem.standstill import SAID
 from tandem.triton_http import HEALTH, INDEX, NO_ANSWER, OK, Answer, ask, model_path
 
+_READY_S = 1.0
 _METRICS_S = 2.0
 _POLL_S = 0.05
 _UNLOAD_POLL_S = 0.25
@@ -60,13 +60,14 @@ class TritonServer:
         self.identity = f"tandem-{uuid4().hex[:12]}"
         self._process: subprocess.Popen[bytes] | None = None
         self._ports: Ports | None = None
-        self.starts = 0
-        """More than one where the machine stood still while models were loaded, or a load hung."""
+        self.failed_starts: list[str] = []
+        """Behind which it was started again: why, a sentence each."""
         self.log_path = options.log_path or _temporary_log(self.identity)
         self.log_begin = 0
         """Byte of the log at which this start's part begins: a log that was asked for goes on."""
-        self._patience: Patience | None = None
-        """With a start; None: it has ended."""
+        self._patience: Patience
+        """With this start."""
+        self._was_ready = self._keep_log = False
 
     def __enter__(self) -> Self:
         self.start()
@@ -102,10 +103,10 @@ class TritonServer:
         self._launch(installation, self._ports)
 
     def _launch(self, installation: Installation, ports: Ports) -> None:
-        options, self.starts = self.options, self.starts + 1
+        options = self.options
         environment = server_environment(installation, {**os.environ, **options.environment})
         with self._open_log() as log:
-            self.log_begin = log.tell()
+            follower = LogFollower(self.log_path, self.log_begin)
             self._process = subprocess.Popen(
                 command(options, installation, ports, self.identity),
                 env=environment | {IDENTITY: self.identity},
@@ -117,16 +118,18 @@ class TritonServer:
                 preexec_fn=before_exec(),
             )
         folders = [options.model_repository / name for name in options.models]
-        self._patience = Patience(folders, LogFollower(self.log_path, self.log_begin))
+        self._patience = Patience(folders, self._process.pid, follower)
 
     def _open_log(self) -> BinaryIO:
         """One that was not asked for is for this user alone: it may have parts of prompts."""
         try:
             if self.options.log_path is None:
                 self.log_path.touch(mode=0o600)
-            return self.log_path.open("ab")
+            log = self.log_path.open("a+b")
+            self.log_begin = log.tell()
         except OSError as error:
             raise ServingError(f"{error}: choose another file for the log.") from None
+        return log
 
     def wait_ready(self, timeout: float = math.inf, tick: Callable[[], None] | None = None) -> None:
         """Returns when the server and all of `options.models` are ready, or raises the reason. A
@@ -136,13 +139,18 @@ class TritonServer:
         `tick` is called between two looks, to show progress.
         """
         deadline = time.monotonic() + timeout
-        while not self._ready():
+        while (status := self._status()) != OK:
             if self.exit_code() is not None:
-                self._start_again(self.failure(), remedy=SAID in self.failure())
-            elif self._patience and self._patience.over():
-                self._start_again(f"Triton's start does not end (log: {self.log_path}).")
+                reason = self.failure()
+                self._start_again(reason, remedy=SAID in reason)
+            elif status == NO_ANSWER and self._patience.over():  # it listens when it has started
+                self._start_again(
+                    f"Triton's start does not end (log: {self.log_path}): where it only needs "
+                    "longer, allow more by start_timeout.",
+                    remedy=True,
+                )
             if time.monotonic() > deadline:
-                raise ServingError(
+                raise self._failed(
                     f"Triton was not ready after {timeout:g} s: read {self.log_path}, "
                     "or allow more time."
                 )
@@ -150,38 +158,43 @@ class TritonServer:
                 tick()
             time.sleep(_POLL_S)
         self._wait_metrics()
-        self._patience = None
+        self._was_ready = True
 
     def _wait_metrics(self) -> None:
         """Triton opens this port last, and not at all where it was told so."""
         deadline = time.monotonic() + _METRICS_S
         while ask(self.endpoints.metrics, "/metrics").status != OK:
             if self.exit_code() is not None:
-                raise ServingError(self.failure())
+                raise self._failed(self.failure())
             if time.monotonic() > deadline:
                 return
             time.sleep(_POLL_S)
 
-    def _ready(self) -> bool:
-        """Raises where Triton does not say."""
+    def _status(self) -> int:
+        """OK where all are ready, or what the first says that is not."""
         for path in [HEALTH, *[model_path(name, "ready") for name in self.options.models]]:
-            status = ask(self.endpoints.http, path).status
-            if status == HTTPStatus.FORBIDDEN:
-                raise ServingError(
-                    "Triton says to nobody whether it is ready: take `health` out of its "
-                    "--http-restricted-api."
-                )
-            if status != OK:
-                return False
-        return True
+            if (status := ask(self.endpoints.http, path, timeout=_READY_S).status) != OK:
+                return status
+        return OK
 
-    def _start_again(self, reason: str, remedy: bool = True) -> None:
+    @property
+    def starts(self) -> int:
+        """How often it was started."""
+        return len(self.failed_starts) + 1
+
+    def _start_again(self, reason: str, remedy: bool) -> None:
         """Raises the reason where that is no remedy, or has not been one."""
         if self.starts == _MOST_STARTS or not remedy:
-            raise ServingError(reason)
+            raise self._failed(reason)
+        self.failed_starts.append(reason)
         self._clear_away(grace=0)
-        assert self._ports is not None
+        assert self._process is not None and self._ports is not None
+        self._process.wait()
         self._launch(find_installation(self.options.triton), self._ports)
+
+    def _failed(self, reason: str) -> ServingError:
+        self._keep_log = True
+        return ServingError(reason)
 
     def exit_code(self, timeout: float = 0) -> int | None:
         """Waits up to `timeout` seconds for the process to end; None: it still runs."""
@@ -193,12 +206,12 @@ class TritonServer:
             return None
 
     def failure(self) -> str:
-        """One sentence: why the ended process ended. Of a server that has been ready its log may
-        tell the reason, or of loads that it refused since."""
+        """One sentence: why the ended process ended. Its log is asked only where it was never
+        ready: later it has loads that were refused too, which end nothing."""
         code, reason = self.exit_code(), None
         if code is not None and code < 0:
             reason = f"killed by {signal.Signals(-code).name}"
-        elif self._patience:
+        elif not self._was_ready:
             reason = failure_reason(read_log(self.log_path, self.log_begin))
         return (
             f"Triton ended: {(reason or f'exit code {code}').rstrip('.')} (log: {self.log_path})."
@@ -265,7 +278,7 @@ class TritonServer:
             self.exit_code(self.options.exit_timeout_s + 5 if grace is None else grace)
         self._clear_away(grace=0 if failed else 2)
         self._process.wait()
-        if self.options.log_path is None and not failed:
+        if self.options.log_path is None and not (failed or self._keep_log):
             self.log_path.unlink(missing_ok=True)
 
     def _clear_away(self, grace: float) -> None:
