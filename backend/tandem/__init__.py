@@ -1,6 +1,6 @@
 """Tandem: speculative decoding with a draft and a target that ride together.
 
-Nothing in this package knows Triton, except `triton_model` and `serving`.
+Nothing in this package knows Triton, except what is called `triton_…`, `serving` and `front`.
 """
 
 from __future__ import annotations

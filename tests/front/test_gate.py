@@ -8,8 +8,9 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
+from tandem.config import EngineConfig
 from tandem.errors import queue_full
-from tandem.front import gate
+from tandem.front import MOST_CALLS, gate
 from tandem.front.gate import Full, FullError, Gate, Model, Refusals
 from tandem.front.grpc_front import ONE as ONCE
 from tandem.front.grpc_front import STREAM, GrpcFront
@@ -197,3 +198,8 @@ def test_a_stream_to_two_models_does_not_say_which_is_full():
             assert model.asked == ["one", "other", "other"]
 
     asyncio.run(run())
+
+
+def test_the_front_lets_in_what_a_model_has_room_for():
+    fields = EngineConfig.model_fields
+    assert MOST_CALLS > fields["max_num_seqs"].default + fields["max_queue_size"].default
