@@ -142,6 +142,41 @@ def test_who_reads_nothing_has_left(monkeypatch):
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("written", [0, 1])
+def test_who_has_left_when_something_is_written_is_taken_back_and_fills_no_log(
+    written, monkeypatch, caplog
+):
+    """Before aiohttp cancels what answers it."""
+    relay = http_front._relay
+    calls = for_calls(10)
+
+    async def left_meanwhile(answer, request):
+        async def pieces():
+            for _ in range(written):
+                yield b"data"
+            request.transport.close()
+            yield b"data"
+
+        if written:
+            monkeypatch.setattr(type(answer.content), "iter_any", lambda content: pieces())
+        else:
+            request.transport.close()
+        return await relay(answer, request)
+
+    async def run():
+        async with world(calls) as (triton, client, url):
+            monkeypatch.setattr(http_front, "_relay", left_meanwhile)
+            with pytest.raises(aiohttp.ClientError):
+                async with client.post(url, json=ASKED) as answer:
+                    await answer.read()
+            await until(triton.taken_back)
+            assert triton.taken_back() == [triton.asked[0]["cancel_id"]]
+            assert calls.taken == 0
+
+    asyncio.run(run())
+    assert not caplog.records
+
+
 def test_an_answer_that_breaks_off_is_no_whole_one():
     async def run():
         async with world() as (triton, client, url):

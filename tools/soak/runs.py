@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from tandem.models.layers import computes_in
 from tandem.serving import Endpoints, ServerOptions, TritonServer
@@ -49,6 +50,7 @@ MOST_OFFERED = 1000.0  # requests a second: what one core of clients can send
 OFFERED = 0.8  # of the requests planned, at least: clients have one core
 REFUSED_S, LATEST_REFUSAL_S = 0.1, 2.0  # the median, and the most, of what a refusal may take
 LOOK_S = 0.5
+MOST_SAID = 2000  # bytes
 Tick = Callable[[], None]
 
 
@@ -78,29 +80,35 @@ class Served(NamedTuple):
     server: TritonServer
     front: FrontProcess
     shared: SharedMemory
+    said: IO[bytes]
+    """By the front, which has nothing to say."""
 
     def footprint(self) -> Footprint:
         """What it occupies now."""
         return footprint(self.server, self.shared)
 
     def left(self) -> list[str]:
-        """Behind its end: a sentence if there is shared memory of it."""
+        """Behind its end: a sentence if there is shared memory of it, and what the front said."""
         names = sorted(path.name for path in self.shared.left(self.server.identity))
-        return [f"The server left in /dev/shm: {', '.join(names)}."] if names else []
+        left = [f"The server left in /dev/shm: {', '.join(names)}."] if names else []
+        self.said.seek(0)
+        said = self.said.read(MOST_SAID).decode(errors="replace")
+        return [*left, f"The front said: {said}"] if said else left
 
 
 @contextmanager
 def served(model: str, settings: Mapping[str, str], log: Path | None) -> Iterator[Served]:
     """A server with one model, and its front."""
     shared = SharedMemory()
+    said = tempfile.TemporaryFile()  # noqa: SIM115  it is read behind the end
     with (
         overridden(REPOSITORY, (model,), settings) as repository,
         TritonServer(
             ServerOptions(repository, (model,), log_path=log, environment=FEW_KERNELS)
         ) as server,
-        front_before(server.endpoints) as front,
+        front_before(server.endpoints, log=said) as front,
     ):
-        yield Served(server, front, shared)
+        yield Served(server, front, shared, said)
 
 
 def soak(

@@ -101,7 +101,7 @@ class HttpFront:
             response = await self._pass_on(request, path, body)
             said = _error(response)
             return response
-        except (asyncio.CancelledError, ConnectionError):  # the client has left
+        except asyncio.CancelledError:  # the client has left
             if name:
                 self._take_back(path, name)
             raise
@@ -161,20 +161,21 @@ class MetricsFront:
 
 
 async def _relay(answer: ClientResponse, request: web.BaseRequest) -> web.StreamResponse:
-    """What comes goes on as it comes. Where Triton ends within it the client's connection does, and
-    a client that reads nothing has left."""
+    """What comes goes on as it comes. Where Triton ends within it the client's connection does.
+    Raises CancelledError where the client has left, as one has that reads nothing."""
     if answer.status >= _BAD_REQUEST:
         return await _relay_error(answer)
     response = web.StreamResponse(status=answer.status, headers=kept(answer.headers))
     response.content_length = answer.content_length
-    await response.prepare(request)
     try:
+        await response.prepare(request)
         async for piece in answer.content.iter_any():
             async with asyncio.timeout(STALL_S):
                 await response.write(piece)
         async with asyncio.timeout(STALL_S):
             await response.write_eof()
-    except (ClientPayloadError, TimeoutError) as error:
+    except (ClientPayloadError, ConnectionError, TimeoutError) as error:
+        # aiohttp cancels this where it sees the client go, unless that is seen here first.
         if request.transport is not None:
             request.transport.abort()
         raise asyncio.CancelledError from error

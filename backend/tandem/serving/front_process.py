@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import BinaryIO
 
 from tandem.front.door import Door
 from tandem.serving.errors import ServingError
@@ -29,8 +30,10 @@ has run so long."""
 class FrontProcess:
     """A front, once it has started. It ends with the thread that started it."""
 
-    def __init__(self, door: Door) -> None:
-        """Raises ServingError where a port cannot be had."""
+    def __init__(self, door: Door, log: BinaryIO | None = None) -> None:
+        """log: where it says what it has to say; None: on stderr. Raises ServingError where a port
+        cannot be had."""
+        self._log = log
         self._door = door._replace(ports=choose_ports(door.host, door.ports))
         self._process: subprocess.Popen[bytes] | None = None
         self._next_look = self._last_answer = 0.0
@@ -49,7 +52,7 @@ class FrontProcess:
 
     def start(self, triton: Endpoints) -> None:
         """In the place of one that has ended or hangs. Returns at once: before Triton listens the
-        front says so. What it ends by it says itself, on stderr."""
+        front says so. What it ends by it says itself."""
         self.stop(grace=0)
         now = time.monotonic()
         steady = now > self._began + _STEADY_S
@@ -64,6 +67,7 @@ class FrontProcess:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tandem.cli", "front", *options],
             stdin=subprocess.DEVNULL,
+            stderr=self._log,
             # gRPC would log what clients send that is no gRPC.
             env={"GRPC_VERBOSITY": "NONE"} | os.environ,
             # A Ctrl-C in the terminal is for the program that owns the server.
@@ -111,9 +115,11 @@ class FrontProcess:
 
 
 @contextmanager
-def front_before(triton: Endpoints, door: Door | None = None) -> Iterator[FrontProcess]:
+def front_before(
+    triton: Endpoints, door: Door | None = None, log: BinaryIO | None = None
+) -> Iterator[FrontProcess]:
     """One that is ready, before a Triton; on free ports of this machine, unless told otherwise."""
-    front = FrontProcess(door or Door())
+    front = FrontProcess(door or Door(), log)
     try:
         front.start(triton)
         front.wait_ready()
