@@ -1,15 +1,17 @@
-"""What a server that lives as long as its command does about what fails, without a Triton."""
+"""What a server that lives as long as its command does about what fails."""
 
 import signal
 import socket
 import subprocess
 import time
+from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
 import grpc
 import pytest
+from rich.console import Console
 
 from tandem.front.door import Door
 from tandem.front.grpc_front import HEALTH
@@ -25,6 +27,7 @@ from tandem.serving import (
 from tandem.serving.foreground import interruptible
 from tandem.serving.front_process import FrontProcess, front_before
 from tandem.serving.ports import Ports
+from tests.serving.models import STOOD_STILL, write_model
 
 MODEL_REPOSITORY = Path(__file__).parents[2] / "model_repository"
 NOBODY = Endpoints(*["127.0.0.1:1"] * 3)
@@ -45,6 +48,23 @@ def test_a_front_that_cannot_start_is_started_more_and_more_seldom(monkeypatch):
     # From a start's beginning, which itself takes a while.
     assert pauses[0] < pauses[1] < min(pauses[2:])
     assert min(pauses[2:]) > 0.5 and max(pauses) < 1.5
+
+
+@pytest.mark.triton
+def test_the_terminal_says_why_triton_is_started_again(tmp_path):
+    write_model(tmp_path, "paused", STOOD_STILL)
+    (tmp_path / "paused" / "left").write_text("2")
+    said = StringIO()
+    one = TritonServer(ServerOptions(tmp_path, ("paused",), log_path=tmp_path / "log"))
+    try:
+        foreground._start(one, None, Console(file=said, width=1000))
+    finally:
+        one.stop()
+    _, *again, serves = said.getvalue().splitlines()
+    assert len(again) == 2
+    assert all("did not run for 2.0 s (log: " in line for line in again)
+    assert all(line.endswith("). It is started again.") for line in again)
+    assert serves.startswith("Triton serves paused, ready after ")
 
 
 def test_a_front_asks_no_proxy(monkeypatch):

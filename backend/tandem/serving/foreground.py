@@ -112,7 +112,9 @@ def _start(server: TritonServer, front: FrontProcess | None, console: Console) -
         def show() -> None:
             nonlocal told
             for reason in server.failed_starts[told:]:
-                console.print(f"{reason} It is started again.", highlight=False, markup=False)
+                console.print(
+                    f"{reason} It is started again.", highlight=False, markup=False, soft_wrap=True
+                )
             told = len(server.failed_starts)
             status.update(f"Triton is loading {names} ({time.monotonic() - began:.0f} s)")
 
