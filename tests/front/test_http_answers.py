@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import RawTestServer
 
-from tandem.front import http_front
+from tandem.front import http_front, room
 from tandem.front.gate import Full, Gate, Refusals
 from tandem.front.http_front import JSON_BYTES, HttpFront, MetricsFront
 from tandem.front.room import for_bodies, for_calls
@@ -211,6 +211,70 @@ def test_a_body_that_there_is_no_room_for_is_refused_and_leaves_none_taken():
                 assert answer.status == 503
                 assert "bytes of requests are under way" in (await answer.json())["error"]
             assert (bodies.taken, triton.asked) == (0, [])
+
+    asyncio.run(run())
+
+
+async def slow_body(first, goes_on, then=b""):
+    yield first
+    await goes_on.wait()
+    yield then
+
+
+@pytest.mark.parametrize("quick", [0.1, 60.0])
+def test_a_body_that_is_on_its_way_for_long_gives_way_to_others(quick, monkeypatch):
+    monkeypatch.setattr(room, "QUICK_S", quick)
+    bodies, goes_on = for_bodies(0, 1000), asyncio.Event()
+
+    async def send(client, url, data):
+        async with client.post(url, data=data) as answer:
+            return answer.status, (await answer.read()).decode()
+
+    async def run():
+        async with world(bodies=bodies) as (triton, client, url):
+            triton.goes_on.set()
+            slow = asyncio.create_task(send(client, url, slow_body(b"{" + b" " * 600, goes_on)))
+            await until(lambda: bodies.taken == 601)
+            await asyncio.sleep(0.2)
+            status, _ = await send(client, url, json.dumps({"text_input": "a" * 300}))
+            if quick > 1:
+                assert (status, bodies.taken, slow.done()) == (503, 601, False)
+                slow.cancel()
+            else:
+                assert status == 200
+                async with asyncio.timeout(5):  # and not behind its pause alone
+                    status, said = await slow
+                assert status == 503
+                assert "no room while this one was on its way for longest" in said
+            await until(lambda: bodies.taken == 0)
+            assert not bodies.arriving
+
+    asyncio.run(run())
+
+
+def test_a_body_that_is_on_its_way_for_longest_has_others_not_give_way(monkeypatch):
+    monkeypatch.setattr(room, "QUICK_S", 0.1)
+    bodies = for_bodies(0, 1000)
+    ways = [asyncio.Event(), asyncio.Event()]
+
+    async def send(client, url, data):
+        async with client.post(url, data=data) as answer:
+            return answer.status
+
+    async def run():
+        async with world(bodies=bodies) as (triton, client, url):
+            triton.goes_on.set()
+            start = b'{"text_input": "' + b"a" * 300
+            first = asyncio.create_task(send(client, url, slow_body(start, ways[0], b"b" * 600)))
+            await until(lambda: bodies.taken)
+            other = asyncio.create_task(send(client, url, slow_body(start, ways[1], b'"}')))
+            await until(lambda: bodies.taken == 2 * len(start))
+            await asyncio.sleep(0.2)
+            ways[0].set()
+            assert await first == 503
+            ways[1].set()
+            assert await other == 200
+            await until(lambda: bodies.taken == 0)
 
     asyncio.run(run())
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import zlib
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
 from aiohttp import web
 
 from tandem.front.checks import RefusedError
-from tandem.front.room import COPIES, Room
+from tandem.front.room import COPIES, NoRoomError, RoomOfBytes
 from tandem.validation import short
 
 READ_S, PAUSE_S = 60.0, 10.0
@@ -25,37 +26,74 @@ class TooLargeError(RefusedError):
     """A body of too many bytes."""
 
 
+class _Body:
+    """One of a request, and the room that it has."""
+
+    def __init__(self, room: RoomOfBytes) -> None:
+        self.since = time.monotonic()
+        self.gave_way = False
+        self._room, self.taken = room, 0
+        self._limit: asyncio.Timeout
+
+    def take(self, count: int, arriving: bool = False) -> None:
+        """Raises NoRoomError."""
+        self._room.take(count, by=self if arriving else None)
+        self.taken += count
+
+    def give_back(self) -> None:
+        """All that it has."""
+        self._room.give_back(self.taken)
+        self.taken = 0
+
+    @contextmanager
+    def arriving(self, limit: asyncio.Timeout) -> Iterator[None]:
+        """While this is open it may have to give way, by the limit of its time."""
+        self._limit = limit
+        self._room.arriving[self] = None
+        try:
+            yield
+        finally:
+            self._room.arriving.pop(self, None)
+
+    def give_way(self) -> None:
+        """To others."""
+        self.gave_way = True
+        self.give_back()
+        del self._room.arriving[self]
+        self._limit.reschedule(asyncio.get_running_loop().time())
+
+
 @asynccontextmanager
-async def body_of(request: web.BaseRequest, most: int, room: Room) -> AsyncIterator[bytes]:
+async def body_of(request: web.BaseRequest, most: int, room: RoomOfBytes) -> AsyncIterator[bytes]:
     """It, unpacked, which has its room while this is open. most: bytes, packed or not. Raises
     RefusedError: it is larger, or late, or packed in another way."""
-    taken = 0
-
-    def take(count: int) -> None:
-        nonlocal taken
-        room.take(count)
-        taken += count
-
+    its = _Body(room)
     try:
-        packed = await _read(request, most, take)
+        packed = await _read(request, most, its)
         body = _unpacked(packed, request.headers.get("Content-Encoding", ""), most)
-        take(COPIES * len(body) - len(packed))
+        its.take(COPIES * len(body) - its.taken)
         del packed
         yield body
     finally:
-        room.give_back(taken)
+        its.give_back()
 
 
-async def _read(request: web.BaseRequest, most: int, take: Callable[[int], None]) -> bytes:
+async def _read(request: web.BaseRequest, most: int, its: _Body) -> bytes:
     pieces = bytearray()
     try:
-        async with asyncio.timeout(READ_S):
-            while piece := await _next(request):
-                if len(pieces) + len(piece) > most:
-                    raise TooLargeError(f"The body is of more than {most} bytes: send less.")
-                take(len(piece))
-                pieces += piece
+        async with asyncio.timeout(READ_S) as limit:
+            with its.arriving(limit):
+                while piece := await _next(request):
+                    if len(pieces) + len(piece) > most:
+                        raise TooLargeError(f"The body is of more than {most} bytes: send less.")
+                    its.take(len(piece), arriving=True)
+                    pieces += piece
     except TimeoutError:
+        if its.gave_way:
+            raise NoRoomError(
+                "Other requests had no room while this one was on its way for longest: try again "
+                "later."
+            ) from None
         raise RefusedError(
             f"The body has not arrived in {READ_S:g} s, or paused for {PAUSE_S:g}: send it again."
         ) from None

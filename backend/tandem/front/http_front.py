@@ -24,7 +24,7 @@ from tandem.front import CANCEL, CANCEL_ID, STALL_S
 from tandem.front.bodies import TooLargeError, body_of
 from tandem.front.checks import VERSION, RefusedError, check_names, check_tensors, read_json
 from tandem.front.gate import NOT_LET_IN, Gate, Model, Refusals
-from tandem.front.room import NoRoomError, Room
+from tandem.front.room import NoRoomError, RoomOfBytes
 
 _MODEL: Final = rf"/v2/models/(?P<model>[\w-][\w.-]*)(/versions/(?P<version>{VERSION}))?"
 _ASKING: Final = re.compile(rf"/v2(/health/(live|ready))?|{_MODEL}(/(ready|config|stats))?")
@@ -50,7 +50,7 @@ class HttpFront:
     """
 
     def __init__(
-        self, triton: str, session: ClientSession, gate: Gate, bodies: Room, most_bytes: int
+        self, triton: str, session: ClientSession, gate: Gate, bodies: RoomOfBytes, most_bytes: int
     ) -> None:
         """triton: host:port. most_bytes: of a body."""
         self._triton = f"http://{triton}"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Protocol
 
 from tandem.front.checks import RefusedError
 
@@ -12,6 +13,8 @@ HELD_BYTES: Final = 256 << 20
 """Of all requests together that are on their way."""
 COPIES: Final = 2
 """Of a request: as it came, and as it is passed on."""
+QUICK_S: Final = 1.0
+"""In which a request may arrive, however many others do."""
 
 
 class NoRoomError(RefusedError):
@@ -50,14 +53,48 @@ class Room:
             self.give_back(count)
 
 
+class Arrival(Protocol):
+    """A request on its way, which has room for what has come of it."""
+
+    since: float
+    """When it began, by the steady clock."""
+
+    def give_way(self) -> None:
+        """Gives its room back, and is refused."""
+        ...
+
+
+class RoomOfBytes(Room):
+    """For bytes of requests. Where there is none left, what has been on its way for longest gives
+    way, unless that is no long time: so nobody keeps others out by sending slowly."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(most, "bytes of requests")
+        self.arriving: dict[Arrival, None] = {}
+        """In the order in which they began."""
+
+    def take(self, count: int = 1, urgent: bool = False, by: Arrival | None = None) -> None:
+        """by: what takes it, if it is still on its way. Raises NoRoomError."""
+        while self.taken + count > self._most:
+            slowest = self._slowest()
+            if slowest is None or slowest is by:
+                break
+            slowest.give_way()
+        super().take(count, urgent)
+
+    def _slowest(self) -> Arrival | None:
+        first = next(iter(self.arriving), None)
+        return first if first and time.monotonic() > first.since + QUICK_S else None
+
+
 def for_calls(most: int) -> Room:
     """Requests, and as many that take another one back."""
     return Room(most, "requests", spare=most)
 
 
-def for_bodies(most_bytes: int, most: int = HELD_BYTES) -> Room:
+def for_bodies(most_bytes: int, most: int = HELD_BYTES) -> RoomOfBytes:
     """Bytes of requests that are held here, of one at least. most_bytes: of one."""
-    return Room(max(most, COPIES * most_bytes), "bytes of requests")
+    return RoomOfBytes(max(most, COPIES * most_bytes))
 
 
 def for_streams(most: int) -> Room:
