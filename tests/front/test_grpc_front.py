@@ -40,8 +40,9 @@ def started(triton, *options):
     command = [TANDEM, "front", "--triton-grpc", triton, "--grpc-port", str(port), *options]
     with subprocess.Popen(command) as process:
         try:
-            with grpc.insecure_channel(address) as channel:
-                grpc.channel_ready_future(channel).result(timeout=30)
+            # It looks again soon, however long the start takes beside other tests.
+            with grpc.insecure_channel(address, [("grpc.max_reconnect_backoff_ms", 500)]) as channel:
+                grpc.channel_ready_future(channel).result(timeout=60)
             yield process, address
         finally:
             process.terminate()
