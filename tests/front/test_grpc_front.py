@@ -41,7 +41,8 @@ def started(triton, *options):
     with subprocess.Popen(command) as process:
         try:
             # It looks again soon, however long the start takes beside other tests.
-            with grpc.insecure_channel(address, [("grpc.max_reconnect_backoff_ms", 500)]) as channel:
+            often = [("grpc.max_reconnect_backoff_ms", 500)]
+            with grpc.insecure_channel(address, often) as channel:
                 grpc.channel_ready_future(channel).result(timeout=60)
             yield process, address
         finally:
