@@ -116,7 +116,7 @@ def test_who_leaves_is_taken_back_by_the_name_that_it_got():
         async with world(calls, bodies) as (triton, client, url):
             async with client.post(url, json=ASKED) as answer:
                 assert await answer.content.readany() == b"data"
-                assert (calls.taken, bodies.taken) == (1, 2 * len('{"text_input": "a"}'))
+                assert (calls.taken, bodies.taken) == (1, 0)  # it has been passed on
                 answer.close()
             await until(triton.taken_back)
             assert triton.taken_back() == [triton.asked[0]["cancel_id"]]

@@ -26,10 +26,12 @@ class TooLargeError(RefusedError):
     """A body of too many bytes."""
 
 
-class _Body:
-    """One of a request, and the room that it has."""
+class Body:
+    """One of a request, and the room that it has until it is passed on."""
 
     def __init__(self, room: RoomOfBytes) -> None:
+        self.content = b""
+        """Unpacked."""
         self.since = time.monotonic()
         self.gave_way = False
         self._room, self.taken = room, 0
@@ -44,6 +46,12 @@ class _Body:
         """All that it has."""
         self._room.give_back(self.taken)
         self.taken = 0
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """What is passed on. Its answer, which may take long, needs no room for it."""
+        yield self.content
+        self.content = b""
+        self.give_back()
 
     @contextmanager
     def arriving(self, limit: asyncio.Timeout) -> Iterator[None]:
@@ -64,21 +72,21 @@ class _Body:
 
 
 @asynccontextmanager
-async def body_of(request: web.BaseRequest, most: int, room: RoomOfBytes) -> AsyncIterator[bytes]:
-    """It, unpacked, which has its room while this is open. most: bytes, packed or not. Raises
-    RefusedError: it is larger, or late, or packed in another way."""
-    its = _Body(room)
+async def body_of(request: web.BaseRequest, most: int, room: RoomOfBytes) -> AsyncIterator[Body]:
+    """It, which has its room while this is open, or until it is passed on. most: bytes, packed or
+    not. Raises RefusedError: it is larger, or late, or packed in another way."""
+    its = Body(room)
     try:
         packed = await _read(request, most, its)
-        body = _unpacked(packed, request.headers.get("Content-Encoding", ""), most)
-        its.take(COPIES * len(body) - its.taken)
+        its.content = _unpacked(packed, request.headers.get("Content-Encoding", ""), most)
+        its.take(COPIES * len(its.content) - its.taken)
         del packed
-        yield body
+        yield its
     finally:
         its.give_back()
 
 
-async def _read(request: web.BaseRequest, most: int, its: _Body) -> bytes:
+async def _read(request: web.BaseRequest, most: int, its: Body) -> bytes:
     pieces = bytearray()
     try:
         async with asyncio.timeout(READ_S) as limit:

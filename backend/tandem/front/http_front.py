@@ -21,7 +21,7 @@ from yarl import URL
 
 from tandem.errors import NO_ROOM
 from tandem.front import CANCEL, CANCEL_ID, STALL_S
-from tandem.front.bodies import TooLargeError, body_of
+from tandem.front.bodies import Body, TooLargeError, body_of
 from tandem.front.checks import VERSION, RefusedError, check_names, check_tensors, read_json
 from tandem.front.gate import NOT_LET_IN, Gate, Model, Refusals
 from tandem.front.room import NoRoomError, RoomOfBytes
@@ -88,13 +88,15 @@ class HttpFront:
             return refusal(400, f"The body cannot be read ({error}): send it again.")
 
     async def _infer(
-        self, request: web.BaseRequest, path: str, model: Model, body: bytes
+        self, request: web.BaseRequest, path: str, model: Model, body: Body
     ) -> web.StreamResponse:
         name, takes_back = "", False
         if path.endswith("/infer"):
-            check_tensors(read_json(body[: _json_bytes(request, len(body))]), len(body))
+            content = body.content
+            check_tensors(read_json(content[: _json_bytes(request, len(content))]), len(content))
+            del content
         else:
-            body, name, takes_back = named(body)
+            body.content, name, takes_back = named(body.content)
         self._gate.enter(model, takes_back)
         said = ""
         try:
@@ -109,14 +111,17 @@ class HttpFront:
             self._gate.leave(model, said)
 
     async def _pass_on(
-        self, request: web.BaseRequest, path: str, body: bytes | None
+        self, request: web.BaseRequest, path: str, body: Body | None
     ) -> web.StreamResponse:
         """Only headers that Triton needs go with it, and the answer's that its reader needs."""
         url = URL(self._triton + path, encoded=True)
-        headers = kept(request.headers) | _AS_IT_IS
+        headers, data = kept(request.headers) | _AS_IT_IS, None
+        if body:
+            headers["Content-Length"] = str(len(body.content))
+            data = body.pieces()
         try:
             answer = await self._session.request(
-                request.method, url, data=body, headers=headers, allow_redirects=False
+                request.method, url, data=data, headers=headers, allow_redirects=False
             )
         except ClientError:
             return no_answer()
