@@ -56,6 +56,15 @@ def lasts(patience: Patience, clock: list[float]) -> float:
     return clock[0] - begun
 
 
+def goes_on(patience: Patience, clock: list[float], seconds: int) -> bool:
+    """Whether it is not over within them."""
+    for _ in range(seconds):
+        if patience.over():
+            return False
+        clock[0] += 1
+    return True
+
+
 def say(log: Path, *lines: str) -> None:
     with log.open("a") as file:
         file.writelines(f"tandem: {line}\n" for line in lines)
@@ -84,9 +93,7 @@ def test_models_that_are_loaded_one_behind_the_other_have_their_own_time_each(
     one = start("a", "b", start_timeout="300")
     for model in "ab":
         say(log, starts(model))
-        for _ in range(300):
-            assert not one.over()
-            clock[0] += 1
+        assert goes_on(one, clock, 300)
         say(log, has_started(model))
     assert lasts(one, clock) == MARGIN_S + 0.5
 
@@ -117,9 +124,7 @@ def test_what_is_left_to_do_behind_the_engines_is_little(
 ) -> None:
     one = start("a", "b", start_timeout="1000")
     say(log, starts("a"), starts("b"), has_started("a"))
-    for _ in range(200):
-        assert not one.over()
-        clock[0] += 1
+    assert goes_on(one, clock, 200)
     say(log, has_started("b"))
     assert lasts(one, clock) == MARGIN_S + 0.5
 
@@ -129,13 +134,9 @@ def test_a_models_further_engines_have_their_own_time(
 ) -> None:
     one = start("a", start_timeout="1000")
     say(log, starts("a"), has_started("a"))
-    for _ in range(50):
-        assert not one.over()
-        clock[0] += 1
+    assert goes_on(one, clock, 50)
     say(log, starts("a"))
-    for _ in range(200):
-        assert not one.over()
-        clock[0] += 1
+    assert goes_on(one, clock, 200)
     say(log, has_started("a"))
     assert lasts(one, clock) == MARGIN_S + 0.5
 
