@@ -12,6 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import RawTestServer
 
 from tandem.front import http_front, room
+from tandem.front.bodies import Body
 from tandem.front.gate import Full, Gate, Refusals
 from tandem.front.http_front import JSON_BYTES, HttpFront, MetricsFront
 from tandem.front.room import for_bodies, for_calls
@@ -43,6 +44,7 @@ class Triton:
         return response
 
     async def handle(self, request):
+        assert request.content_length is not None  # its length is said, as by its client
         self.asked.append(await request.json())
         if "cancel" in self.asked[-1]:
             return web.json_response({})
@@ -211,6 +213,17 @@ def test_a_body_that_there_is_no_room_for_is_refused_and_leaves_none_taken():
                 assert answer.status == 503
                 assert "bytes of requests are under way" in (await answer.json())["error"]
             assert (bodies.taken, triton.asked) == (0, [])
+
+    asyncio.run(run())
+
+
+def test_a_body_that_is_passed_on_is_kept_no_longer():
+    async def run():
+        body = Body(for_bodies(0, 100))
+        body.content = b"data"
+        body.take(8)
+        assert [piece async for piece in body.pieces()] == [b"data"]
+        assert (body.content, body.taken) == (b"", 0)
 
     asyncio.run(run())
 
