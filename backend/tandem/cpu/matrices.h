@@ -9,13 +9,11 @@
 
 namespace {
 
-// Weights lie as they are read, so that memory is read in a straight line: some outputs side by
-// side, column after column. In bfloat16 an output shares a word with the one kWords further on, or
-// a column with the next one (Two). Every lane of a register is an output of its own, whose sum goes
-// column by column. What is missing of the last outputs is zero.
-constexpr int kOutputs = 32;
-constexpr int kWords = kOutputs / 2;
-constexpr int kParts = kWords / kLanes;  // of a column's weights, two registers each
+// Weights lie as they are read, so that memory is read in a straight line: the outputs of two
+// registers side by side, column after column. In bfloat16 an output shares a word with the one
+// kLanes further on, or a column with the next one (Two). Every lane of a register is an output of
+// its own, whose sum goes column by column. What is missing of the last outputs is zero.
+constexpr int kOutputs = 2 * kLanes;
 constexpr int kSums = kLanes == 16 ? 14 : 6;  // pairs of registers that hold sums at once
 // Bytes of weights that are on their way, and with so many rows that arithmetic takes about as long as
 // memory: they wait in the second cache then, which with fewer rows or with more is slower.
@@ -34,9 +32,8 @@ void pack(const Source* weight, int rows, int columns, W* to) {
   const int steps = steps_of<W>(columns);
 #pragma omp parallel for schedule(static)
   for (int row = 0; row < groups_of(rows) * kOutputs; ++row) {
-    const int word = row % kWords, high = row % kOutputs / kWords;
-    int place = (word / kLanes * 2 + high) * kLanes + word % kLanes;
-    if (sizeof(W) == 2) place = 2 * word + high;
+    const int lane = row % kLanes, high = row % kOutputs / kLanes;
+    const int place = sizeof(W) == 2 ? 2 * lane + high : high * kLanes + lane;
     W* out = to + size_t(row / kOutputs) * steps * kOutputs + place;
     for (int k = 0; k < steps; ++k)
       out[size_t(k) * kOutputs] =
@@ -73,31 +70,38 @@ struct Ahead {
   bool far;  // into the second cache
 };
 
-// P parts of a group's outputs, from `part` on, for M rows of y, `width` apart. (In a function of
-// its own no other values take the sums' registers.)
-template <class W, int M, int P, bool kFar>
-__attribute__((noinline)) void tile(const Group<W>& group, int part, Ahead ahead, const Input<W>* x,
-                                    float* y, int width) {
-  constexpr int kAtOnce = M * P < kSums ? 4 : 1;  // steps: fewer instructions, more registers
+// M rows of y, `width` apart, of a group's outputs. (In a function of its own no other values take the
+// sums' registers.)
+template <class W, int M, bool kFar>
+__attribute__((noinline)) void tile(const Group<W>& group, Ahead ahead, const Input<W>* x, float* y,
+                                    int width) {
+  constexpr bool kFull = M == kSums;  // no register is left
+  constexpr int kAtOnce = kLanes == 16 && kFull ? 1 : 4;  // steps: fewer instructions, more registers
   constexpr int kLines = kAtOnce * kOutputs * sizeof(W) / 64;
   // (By twos few rows are slower for it: there the processor sees by itself what comes next.)
   constexpr bool kAsks = !kIsTwo<W> || M > 3;
-  Pair sums[M][P] = {};
+  // x86 adds a register to another once or twice. So three rows are reached from one place; with more
+  // places than registers, each number's would be read from memory first.
+  constexpr int kNear = kLanes == 16 ? M : 3;
+  Pair sums[M] = {};
   const int steps = group.steps;
-  const W* w = group.weights + part * 2 * kLanes;
+  size_t row = steps;
+  const W* w = group.weights;
+  const Input<W>* far = x + kNear * row;
   const auto column = [&](int k) {
-    for (int p = 0; p < P; ++p) {
-      const Pair weights = load_pair(w + k * kOutputs + p * 2 * kLanes);
-      for (int m = 0; m < M; ++m) {
-        const Floats own = all(x[size_t(m) * steps + k]);
-        sums[m][p].low = add_product<W>(own, weights.low, sums[m][p].low);
-        sums[m][p].high = add_product<W>(own, weights.high, sums[m][p].high);
-      }
+    const Pair weights = load_pair(w + k * kOutputs);
+    for (int m = 0; m < M; ++m) {
+      const Floats own = all((m < kNear ? x : far)[m % kNear * row + k]);
+      sums[m].low = add_product<W, kFull>(own, weights.low, sums[m].low);
+      sums[m].high = add_product<W, kFull>(own, weights.high, sums[m].high);
     }
   };
   int k = 0;
 #pragma GCC unroll 1
-  for (; k + kAtOnce <= steps; k += kAtOnce, x += kAtOnce, w += kAtOnce * kOutputs) {
+  for (; k + kAtOnce <= steps; k += kAtOnce, x += kAtOnce, far += kAtOnce, w += kAtOnce * kOutputs) {
+#if !defined(__AVX512F__)
+    asm("" : "+r"(row));  // or the compiler works out all places before the loop
+#endif
     for (int line = 0; kAsks && line < kLines; ++line)
       __builtin_prefetch(ahead.from + line * ahead.stride, 0, kFar ? 2 : 3);
     ahead.from += kLines * ahead.stride;
@@ -105,33 +109,23 @@ __attribute__((noinline)) void tile(const Group<W>& group, int part, Ahead ahead
     for (int i = 0; i < kAtOnce; ++i) column(i);
   }
 #pragma GCC unroll 1
-  for (; k < steps; ++k, ++x, w += kOutputs) column(0);
-  for (int m = 0; m < M; ++m)
-    for (int p = 0; p < P; ++p) {
-      const int low = (part + p) * kLanes, high = kWords + low;
-      float* own = y + size_t(m) * width;
-      put(sums[m][p].low, group.bias ? group.bias + low : nullptr, group.outputs - low, own + low);
-      put(sums[m][p].high, group.bias ? group.bias + high : nullptr, group.outputs - high,
-          own + high);
-    }
+  for (; k < steps; ++k, ++x, ++far, w += kOutputs) column(0);
+  for (int m = 0; m < M; ++m) {
+    float* own = y + size_t(m) * width;
+    const float* bias = group.bias;
+    put(sums[m].low, bias, group.outputs, own);
+    put(sums[m].high, bias ? bias + kLanes : nullptr, group.outputs - kLanes, own + kLanes);
+  }
 }
 
-// Few rows leave registers for all parts at once.
-constexpr int parts_at_once(int rows) { return rows * kParts < kSums ? kParts : 1; }
-
 template <class W, int M = 1>
-void tiles(int rows, const Group<W>& group, Ahead& ahead, const Input<W>* x, float* y, int width) {
+void tiles(int rows, const Group<W>& group, const Ahead& ahead, const Input<W>* x, float* y,
+           int width) {
   if constexpr (M < kSums)
     if (rows > M) return tiles<W, M + 1>(rows, group, ahead, x, y, width);
-  constexpr int kStep = parts_at_once(M);
   constexpr bool kMayBeFar = kIsTwo<W> && M >= kFarFrom;
-  for (int part = 0; part < kParts; part += kStep) {
-    if (kMayBeFar && ahead.far)
-      tile<W, M, kStep, kMayBeFar>(group, part, ahead, x, y, width);
-    else
-      tile<W, M, kStep, false>(group, part, ahead, x, y, width);
-    ahead.from += int64_t(group.steps) * kOutputs * sizeof(W) / 64 * ahead.stride;
-  }
+  if (kMayBeFar && ahead.far) return tile<W, M, kMayBeFar>(group, ahead, x, y, width);
+  tile<W, M, false>(group, ahead, x, y, width);
 }
 
 // All rows while a group's weights are in the cache; the next group's come meanwhile.
@@ -140,7 +134,6 @@ void multiply_as(const Matrix& matrix, const Input<W>* x, int rows, float* y) {
   const int64_t threads = omp_get_num_threads(), thread = omp_get_thread_num();
   if (rows == 0) return;
   const int groups = groups_of(matrix.rows), blocks = (rows + kSums - 1) / kSums;
-  const int passes = blocks * kParts / parts_at_once((rows + blocks - 1) / blocks);
   const int steps = steps_of<W>(matrix.columns);
   const bool far = kIsTwo<W> && rows >= kFarFrom && rows <= kFarTo;
   const size_t size = size_t(kOutputs) * steps;
@@ -150,11 +143,13 @@ void multiply_as(const Matrix& matrix, const Input<W>* x, int rows, float* y) {
     const Group<W> group{static_cast<const W*>(matrix.weight) + index * size,
                          matrix.bias ? matrix.bias + output : nullptr, steps, matrix.rows - output};
     const char* own = reinterpret_cast<const char*>(group.weights);
-    Ahead ahead{own + (passes > 1 ? size * sizeof(W) : far ? kFarAhead : kAhead), 64 / passes, far};
+    const int stride = std::max(1, 64 / blocks);
+    Ahead ahead{own + (blocks > 1 ? size * sizeof(W) : far ? kFarAhead : kAhead), stride, far};
     for (int block = 0; block < blocks; ++block) {
       const int64_t row = rows * block / blocks, next = rows * (block + 1) / blocks;
       tiles<W>(int(next - row), group, ahead, x + row * steps,
                y + row * matrix.rows + output, matrix.rows);
+      ahead.from += int64_t(size) * sizeof(W) / 64 * stride;
     }
   }
 }

@@ -100,12 +100,20 @@ constexpr bool kTwos = false;
 
 #endif
 
-// sum + x * weight
-template <class W>
+// sum + x * weight. With kInPlace, in the sum's own register: where all are taken, the compiler would
+// pass sums from one to another through memory.
+template <class W, bool kInPlace = false>
 inline Floats add_product(Floats x, Floats weight, Floats sum) {
 #if defined(__AVX512BF16__)
   if constexpr (kIsTwo<W>)
     return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)weight);
+#endif
+#if defined(__FMA__) && !defined(__AVX512F__)
+  if constexpr (kInPlace) {
+    auto found = (__m256)sum;
+    asm("vfmadd231ps %2, %1, %0" : "+x"(found) : "x"((__m256)x), "x"((__m256)weight));
+    return (Floats)found;
+  }
 #endif
   return fused(x, weight, sum);
 }
