@@ -15,6 +15,8 @@ WIDE = "x86-64-v4"
 """Registers of 16 floats, and nothing for bfloat16."""
 TWOS = "cooperlake"
 """Products of two columns at once, and no matrix unit."""
+TILES = "sapphirerapids"
+"""A matrix unit."""
 NEEDS = {OLDER: "avx2", WIDE: "avx512vl", TWOS: "avx512_bf16", "native": ""}
 """What /proc/cpuinfo says of a processor that runs what is compiled for these."""
 

@@ -22,7 +22,7 @@ from tandem.cpu.memory import zeros
 from tandem.models.config import read_model_config
 from tandem.runners.model_runner import ModelRunner
 from tests.engine.checkpoints import make_checkpoint
-from tests.engine.kernels import OLDER, TWOS, WIDE, compiled_for, has
+from tests.engine.kernels import OLDER, TILES, TWOS, WIDE, compiled_for, has
 from tests.engine.references import logits_of
 
 TARGET = Path(__file__).parents[2] / "model_repository" / "tandem" / "1" / "target"
@@ -356,6 +356,14 @@ def anew():
     load_kernels.cache_clear()
     yield
     load_kernels.cache_clear()
+
+
+@pytest.mark.parametrize("processor", [OLDER, WIDE, TWOS, TILES])
+def test_kernels_for_other_processors_are_right_to_the_compiler(processor):
+    flags = (flag.replace("native", processor) for flag in library.FLAGS)
+    command = ("g++", *flags, "-fsyntax-only", str(library.SOURCE))
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[:2000]
 
 
 @pytest.mark.usefixtures("anew")
