@@ -106,7 +106,7 @@ def test_what_waits_for_a_place_has_its_room(monkeypatch):
 
     async def run():
         async with world(bodies=bodies) as (triton, stream):
-            assert bodies.taken == 0  # they are Triton's
+            await until(lambda: not bodies.taken)  # they are Triton's
             await stream.write(ASKED)
             await until(lambda: bodies.taken)
             assert bodies.taken == 2 * len(ASKED)
