@@ -359,7 +359,7 @@ def anew():
 
 
 @pytest.mark.parametrize("processor", [OLDER, WIDE, TWOS, TILES])
-def test_kernels_for_other_processors_are_right_to_the_compiler(processor):
+def test_it_compiles_for_processors_that_are_not_at_hand(processor):
     flags = (flag.replace("native", processor) for flag in library.FLAGS)
     command = ("g++", *flags, "-fsyntax-only", str(library.SOURCE))
     ran = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -76,32 +76,32 @@ template <class W, int M, bool kFar>
 __attribute__((noinline)) void tile(const Group<W>& group, Ahead ahead, const Input<W>* x, float* y,
                                     int width) {
   constexpr bool kFull = M == kSums;  // no register is left
-  constexpr int kAtOnce = kLanes == 16 && kFull ? 1 : 4;  // steps: fewer instructions, more registers
+  // Steps: fewer instructions, and more registers unless sums stay where they are.
+  constexpr int kAtOnce = kFull && !kFewRegisters ? 1 : 4;
   constexpr int kLines = kAtOnce * kOutputs * sizeof(W) / 64;
   // (By twos few rows are slower for it: there the processor sees by itself what comes next.)
   constexpr bool kAsks = !kIsTwo<W> || M > 3;
-  // x86 adds a register to another once or twice. So three rows are reached from one place; with more
-  // places than registers, each number's would be read from memory first.
-  constexpr int kNear = kLanes == 16 ? M : 3;
+  // An address is a register and, if need be, once or twice another one: three rows from one pointer.
+  // With a register for each row some would have to be read from memory at every step.
+  constexpr int kNear = kFewRegisters ? 3 : M;
   Pair sums[M] = {};
   const int steps = group.steps;
-  size_t row = steps;
+  size_t apart = steps;  // rows of x
   const W* w = group.weights;
-  const Input<W>* far = x + kNear * row;
+  const Input<W>* later = x + kNear * apart;  // the rows from kNear on
   const auto column = [&](int k) {
     const Pair weights = load_pair(w + k * kOutputs);
     for (int m = 0; m < M; ++m) {
-      const Floats own = all((m < kNear ? x : far)[m % kNear * row + k]);
+      const Floats own = all((m < kNear ? x : later)[m % kNear * apart + k]);
       sums[m].low = add_product<W, kFull>(own, weights.low, sums[m].low);
       sums[m].high = add_product<W, kFull>(own, weights.high, sums[m].high);
     }
   };
   int k = 0;
 #pragma GCC unroll 1
-  for (; k + kAtOnce <= steps; k += kAtOnce, x += kAtOnce, far += kAtOnce, w += kAtOnce * kOutputs) {
-#if !defined(__AVX512F__)
-    asm("" : "+r"(row));  // or the compiler works out all places before the loop
-#endif
+  for (; k + kAtOnce <= steps; k += kAtOnce, x += kAtOnce, later += kAtOnce, w += kAtOnce * kOutputs) {
+    if constexpr (kFewRegisters)
+      asm("" : "+r"(apart));  // or the compiler works out all rows' places before the loop
     for (int line = 0; kAsks && line < kLines; ++line)
       __builtin_prefetch(ahead.from + line * ahead.stride, 0, kFar ? 2 : 3);
     ahead.from += kLines * ahead.stride;
@@ -109,7 +109,7 @@ __attribute__((noinline)) void tile(const Group<W>& group, Ahead ahead, const In
     for (int i = 0; i < kAtOnce; ++i) column(i);
   }
 #pragma GCC unroll 1
-  for (; k < steps; ++k, ++x, ++far, w += kOutputs) column(0);
+  for (; k < steps; ++k, ++x, ++later, w += kOutputs) column(0);
   for (int m = 0; m < M; ++m) {
     float* own = y + size_t(m) * width;
     const float* bias = group.bias;

@@ -15,6 +15,13 @@ constexpr int kLanes = 16;
 #else
 constexpr int kLanes = 8;
 #endif
+// AVX2 has sixteen registers: where sums take most of them, what the compiler makes of loops has to be
+// helped.
+#if defined(__FMA__) && !defined(__AVX512F__)
+constexpr bool kFewRegisters = true;
+#else
+constexpr bool kFewRegisters = false;
+#endif
 typedef float Floats __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
 typedef int32_t Ints __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
 typedef uint32_t Words __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));

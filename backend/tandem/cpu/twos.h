@@ -100,8 +100,8 @@ constexpr bool kTwos = false;
 
 #endif
 
-// sum + x * weight. With kInPlace, in the sum's own register: where all are taken, the compiler would
-// pass sums from one to another through memory.
+// sum + x * weight. With kInPlace, of few registers, in the sum's own: where all are taken, the compiler
+// would pass sums from one to another through memory.
 template <class W, bool kInPlace = false>
 inline Floats add_product(Floats x, Floats weight, Floats sum) {
 #if defined(__AVX512BF16__)
