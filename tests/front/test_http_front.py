@@ -105,6 +105,26 @@ def test_no_body_ends_triton(front, triton_server, body, packed):
     assert front.post(GENERATE, json=ASK).status_code == 200
 
 
+@pytest.mark.parametrize("way", [GENERATE, GENERATE + "_stream"])
+@pytest.mark.parametrize(
+    ("wrong", "wanted"),
+    [
+        ({"text_input": 5}, "string"),
+        ({"text_input": None}, "string"),
+        ({"sampling_parameters": {"max_tokens": 8}}, "string"),
+        ({"stream": "yes"}, "boolean"),
+        ({"input_ids": ["a"]}, "signed-integer"),
+        ({"parameters": 5}, "object"),
+        ({"id": 5}, "string"),
+    ],
+    ids=str,
+)
+def test_a_value_of_another_type_is_the_clients_mistake(front, way, wrong, wanted):
+    found = front.post(way, json=ASK | wrong)
+    assert found.status_code == 400
+    assert f"is no {wanted} (" in found.json()["error"]
+
+
 def test_what_is_compressed_is_read(front):
     text = gzip.compress(json.dumps(ASK).encode())
     found = front.post(GENERATE, content=text, headers={"Content-Encoding": "gzip"})

@@ -35,6 +35,8 @@ JSON_BYTES: Final = "Inference-Header-Content-Length"
 _PASSED_ON: Final = ("Content-Type", JSON_BYTES)
 _AS_IT_IS: Final = {"Accept-Encoding": "identity"}
 _OK, _BAD_REQUEST, _UNAVAILABLE = 200, 400, 503
+_MISREAD: Final = re.compile(r"(?P<what>.+): attempt to access JSON non-\S+ as (?P<type>\S+)")
+"""What Triton 2.51 says of a value in a request that is of another type than it wants."""
 _COUNT: Final = re.compile("[0-9]{1,10}")
 _TAKE_BACK: Final = ClientTimeout(total=5.0)
 """Nobody waits for it."""
@@ -189,12 +191,19 @@ async def _relay(answer: ClientResponse, request: web.BaseRequest) -> web.Stream
 
 async def _relay_error(answer: ClientResponse) -> web.Response:
     """As a whole. Triton 2.51 says 400 whatever a model has said: that it is full is no mistake of
-    the client's."""
+    the client's; and 500 of a value that it cannot read, which is one."""
     try:
         body = await answer.read()
     except ClientError:
         return no_answer()
-    status = _UNAVAILABLE if NO_ROOM.fullmatch(_sentence(body)) else answer.status
+    sentence = _sentence(body)
+    if wrong := _MISREAD.fullmatch(sentence):
+        return refusal(
+            _BAD_REQUEST,
+            f"A value of the body is no {wrong['type']} ({wrong['what']}): send one there, as the "
+            "model's inputs are declared.",
+        )
+    status = _UNAVAILABLE if NO_ROOM.fullmatch(sentence) else answer.status
     return web.Response(body=body, status=status, headers=kept(answer.headers))
 
 
