@@ -20,7 +20,7 @@ from tandem.metrics import (
     VERIFYING,
     Key,
 )
-from tandem.vllm import draft_tp, endings, per_request, round_times
+from tandem.vllm import draft_tp, endings, per_request, round_times, starts
 from tandem.vllm.checks import check_installation, check_seams, first_sentence
 from tandem.vllm.scheduler_meters import SchedulerMeters
 
@@ -140,6 +140,12 @@ def apply_sampling_constraints(logits, cu_num_draft_tokens, sampling_metadata):
     return logits / logits.max()  # raises where there is none
 
 
+class WorkerProc:
+    @staticmethod
+    def worker_main(*args, **kwargs):
+        return args, kwargs
+
+
 def start(vllm_config):
     """Stands for init_worker_distributed_environment."""
 
@@ -176,7 +182,11 @@ def vllm(monkeypatch):
             "get_world_group": lambda: None,
             "_TP": "target's",
         },
-        "vllm.v1.executor.multiproc_executor": {"get_file_store_init_method": meeting},
+        "vllm.v1.executor.multiproc_executor": {
+            "get_file_store_init_method": meeting,
+            "WorkerProc": fresh(WorkerProc),
+        },
+        "vllm.v1.engine.utils": {"get_mp_context": lambda: None},
         "vllm.v1.executor.uniproc_executor": {"get_file_store_init_method": meeting},
         "vllm.v1.request": {"Request": fresh(Request)},
         "vllm.sampling_params": {"SamplingParams": fresh(SamplingParams)},
@@ -396,7 +406,7 @@ def test_what_a_scheduler_says_is_taken_once():
     assert emptied == [True]
 
 
-PLUGINS = draft_tp, endings, per_request, round_times
+PLUGINS = draft_tp, endings, per_request, round_times, starts
 MOVED = [
     (plugin, seam, how)
     for plugin in PLUGINS

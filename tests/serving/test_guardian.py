@@ -65,7 +65,7 @@ def test_who_stops_a_server_waits_for_its_guardians(server):
 @pytest.mark.parametrize("server", ["tandem_vllm"], indirect=True)
 def test_nothing_is_left_of_a_vllm_that_was_being_started(server):
     """Its processes do not notice by themselves that who started them has gone."""
-    wait_until(lambda: below(server, "multiprocessing.spawn"), VLLM_S)
+    wait_until(lambda: below(server, "multiprocessing.forkserver"), VLLM_S)
     os.kill(server.pid, signal.SIGKILL)
     server.exit_code(EXIT_S)
     wait_until(lambda: not members(server.identity))

@@ -4,13 +4,17 @@
 import json
 import sys
 
-from vllm import LLM, SamplingParams
+from tandem.vllm import starts
 
 PROMPTS = ["def main():", "import os", "class Stack:\n    def push", "for line in lines:"]
 
 
 def main() -> None:
     """Generates and prints."""
+    starts.import_ahead(on_cpu=True)
+    from vllm import LLM, SamplingParams
+
+    starts.fork_core()
     llm = LLM(
         dtype="float32",
         enforce_eager=True,

@@ -36,7 +36,7 @@ def run(t=1, d=None, draft=None, plugins="tandem_draft_tensor_parallel"):
         }
     cores = sorted(os.sched_getaffinity(0))
     environment = INHERITED | {
-        "VLLM_PLUGINS": f"{plugins},tandem_endings",
+        "VLLM_PLUGINS": f"{plugins},tandem_endings,tandem_starts",
         "VLLM_USE_V2_MODEL_RUNNER": "0",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "|".join(str(cores[i % len(cores)]) for i in range(t)),

@@ -1,5 +1,6 @@
 """The engine vllm behind the service: exact, as drawn, and gone when it should be."""
 
+import os
 import signal
 from collections import Counter
 from pathlib import Path
@@ -200,17 +201,29 @@ def test_priorities_decide_who_of_those_waiting_is_begun():
         one.stop()
 
 
+def test_its_processes_are_forked_and_a_rank_has_a_thread_on_each_of_its_cores(service):
+    """So vLLM is imported twice at a time, and not three times one behind the other."""
+    names = [(process, " ".join(process.cmdline())) for process in family(service)]
+    server, core, rank = (
+        next(process for process, name in names if part in name)
+        for part in ("multiprocessing.forkserver", "EngineCore", "VLLM::Worker")
+    )
+    assert (core.ppid(), rank.ppid()) == (server.pid, core.pid)
+    places = [frozenset(os.sched_getaffinity(thread.id)) for thread in rank.threads()]
+    assert {frozenset({core}) for core in os.sched_getaffinity(0)} <= {*places}
+    assert os.sched_getaffinity(core.pid) == os.sched_getaffinity(0)
+
+
 def shared_by(processes):
     """What they have in shared memory."""
     mapped = {Path(one.path) for process in processes for one in process.memory_maps()}
     return [path for path in mapped if SHARED in path.parents and path.exists()]
 
 
-@pytest.mark.parametrize("victim", ["engine", "core"])
+@pytest.mark.parametrize("victim", ["engine_main", "multiprocessing.forkserver", "EngineCore"])
 def test_what_is_killed_is_said_and_repaired_and_leaves_nothing(service, victim):
     before = family(service)
     names = {process.pid: " ".join(process.cmdline()) for process in before}
-    core = next(process for process in before[1:] if "resource_tracker" not in names[process.pid])
     given = before[0].environ()
     assert given.items() >= TITLES.items()
     assert not [names[one.pid] for one in before if not one.environ().keys() >= given.keys()]
@@ -220,7 +233,8 @@ def test_what_is_killed_is_said_and_repaired_and_leaves_nothing(service, victim)
     assert regions
     answer = submit(service, PROMPTS[0], LONG)
     assert answer.begun.wait(60)
-    (before[0] if victim == "engine" else core).kill()
+    [killed] = [process for process in before if victim in names[process.pid]]
+    killed.kill()
     answer.wait()
     [error] = answer.errors
     assert isinstance(error, EngineDeadError)

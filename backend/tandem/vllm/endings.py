@@ -33,7 +33,7 @@ SEAMS = (
 def register() -> None:
     """The entry point, called once in every process of vLLM, behind its imports."""
     look_as_usual()
-    _end_with_parent()
+    end_with_parent()
     folder = os.environ.get(SCRATCH)
     if folder is None:
         return  # a vLLM that we have not started
@@ -59,7 +59,7 @@ def _meeting_in(folder: str) -> Callable[[Callable[[], str]], Callable[[], str]]
     return make
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """vLLM's engine process would outlive a killed parent, and hold its devices."""
     parent = multiprocessing.parent_process()
     if parent is None:

@@ -30,7 +30,7 @@ from tandem.request import (
 )
 from tandem.tokenizer import Tokenizer
 from tandem.vllm.arguments import engine_arguments, sampling_arguments
-from tandem.vllm.checks import first_sentence, prepare
+from tandem.vllm.checks import first_sentence, load
 from tandem.vllm.scheduler_meters import SchedulerMeters
 
 Result = TypeVar("Result")
@@ -61,7 +61,7 @@ class VllmEngine:
     def __init__(self, config: EngineConfig) -> None:
         """Raises `ConfigError` where vLLM does not start, with its reason."""
         self.config = config
-        self.shares_processor = prepare(config)
+        self.shares_processor = load(config)
         self.tokenizer = Tokenizer(config.model)
         self._on_lost: Callable[[str], None] = lambda reason: None
         self._lost = ""

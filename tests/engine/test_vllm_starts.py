@@ -1,0 +1,135 @@
+"""What vLLM's processes have that are forked, as if they were spawned."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tandem import EngineConfig
+from tandem.leftovers import SCRATCH
+from tandem.vllm import checks, starts
+
+CHILD = """
+import os, sys
+from tandem.vllm.starts import CORES, METHOD, _Context, _take_cores
+
+def say_environment(path):
+    with open(path, "w") as file:
+        print(os.environ.get("LATER"), os.environ.get("GONE"), os.environ[METHOD], file=file)
+
+def say_places():
+    import torch
+    _take_cores(1)
+    for _ in range(3):
+        torch.ones(1 << 20).add_(1)
+    places = [sorted(os.sched_getaffinity(int(t))) for t in os.listdir("/proc/self/task")]
+    print(torch.get_num_threads(), os.sched_getaffinity(0), sorted(places))
+"""
+
+
+def run(tmp_path, body, **environment):
+    """What a process prints that has CHILD, and this at its end."""
+    script = tmp_path / "child.py"
+    script.write_text(CHILD + 'if __name__ == "__main__":\n    ' + body + "\n")
+    command = [sys.executable, str(script)]
+    given = {**os.environ, **environment}
+    done = subprocess.run(command, env=given, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_environment_is_that_of_who_starts_it(tmp_path):
+    """A fork server has the one that it was started with."""
+    said = tmp_path / "said"
+    body = (
+        f"_Context().Process(target=print).start(); os.environ['LATER'] = 'set'; "
+        f"del os.environ['GONE']; "
+        f"one = _Context().Process(target=say_environment, args=({str(said)!r},)); "
+        f"one.start(); one.join()"
+    )
+    run(tmp_path, body, GONE="not yet")
+    assert said.read_text().split() == ["set", "None", "fork"]
+
+
+def test_each_thread_of_a_rank_is_bound_to_a_core_of_it(tmp_path):
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    named = ",".join(map(str, cores))
+    said = run(tmp_path, "say_places()", VLLM_CPU_OMP_THREADS_BIND=f"7|{named}")
+    assert said.startswith(f"{len(cores)} {{{cores[0]}}} ")
+    assert all(f"[{core}]" in said for core in cores)
+
+
+def test_elsewhere_than_on_cpus_nothing_is_bound(tmp_path, monkeypatch):
+    monkeypatch.delenv(starts.CORES, raising=False)
+    assert f" {os.sched_getaffinity(0)} " in run(tmp_path, "say_places()")
+
+
+@pytest.mark.parametrize(("method", "begun"), [("fork", [3]), ("spawn", [])])
+def test_a_rank_that_is_spawned_binds_itself(monkeypatch, method, begun):
+    calls = []
+    monkeypatch.setattr(starts, "_take_cores", calls.append)
+    monkeypatch.setenv(starts.METHOD, method)
+    main = starts._beginning(lambda *args, **kwargs: calls.append((args, kwargs)))
+    main(1, local_rank=3)
+    assert calls == [*begun, ((1,), {"local_rank": 3})]
+
+
+@pytest.fixture
+def packages(tmp_path, monkeypatch):
+    """A folder with a torch and a vLLM that bring libraries."""
+    for file in ("torch/lib/libgomp.so.1", "torch.libs/libgomp-0a1b.so.1", "vllm/libs/x"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    folders = {name: tmp_path / name for name in ("torch", "vllm")}
+    monkeypatch.setattr(starts, "_folder", folders.__getitem__)
+    monkeypatch.delenv(starts.PRELOADED, raising=False)
+    return tmp_path
+
+
+def preloaded():
+    return starts._read_when_loaded()[starts.PRELOADED]
+
+
+def test_libraries_are_those_that_vllm_would_load(packages, monkeypatch):
+    gomp = f"{packages}/torch.libs/libgomp-0a1b.so.1"
+    assert preloaded() == gomp
+    allocator = packages / "vllm/libs/libtcmalloc_minimal.so.4"
+    allocator.touch()
+    assert preloaded() == f"{allocator}:{gomp}"
+    monkeypatch.setenv(starts.PRELOADED, "/opt/libiomp5.so")
+    assert preloaded() == f"{allocator}:/opt/libiomp5.so"
+    monkeypatch.setenv(starts.PRELOADED, "/opt/libtcmalloc.so:/opt/libx.so")
+    assert preloaded() == f"/opt/libtcmalloc.so:/opt/libx.so:{gomp}"
+
+
+def test_without_any_library_none_is_named(packages):
+    for file in packages.glob("torch*/**/libgomp*"):
+        file.unlink()
+    assert preloaded() == ""
+
+
+@pytest.mark.parametrize(("arguments", "forks"), [({}, True), ({"numa_bind": True}, False)])
+def test_what_is_bound_to_memory_is_spawned(monkeypatch, arguments, forks):
+    """By a wrapper around the interpreter, which nothing that is forked passes through."""
+    done = []
+    monkeypatch.setattr(checks, "prepare", lambda config: True)
+    monkeypatch.setattr(checks, "check_seams", lambda config: done.append("imported"))
+    monkeypatch.setattr(starts, "import_ahead", lambda on_cpu: done.append("ahead"))
+    monkeypatch.setattr(starts, "fork_core", lambda: done.append("forks"))
+    config = EngineConfig(engine="vllm", model="target", vllm_engine_args=arguments)
+    assert checks.load(config)
+    assert done == (["ahead", "imported", "forks"] if forks else ["imported"])
+
+
+def test_somebody_elses_vllm_is_left_alone(monkeypatch):
+    monkeypatch.delenv(SCRATCH, raising=False)
+    executor = ModuleType("vllm.v1.executor.multiproc_executor")
+    monkeypatch.setitem(sys.modules, executor.__name__, executor)
+    starts.register()  # looks for nothing there
+
+
+def test_folders_are_those_of_packages_that_are_installed():
+    assert starts._folder("pytest") == Path(pytest.__file__).parent
