@@ -242,6 +242,20 @@ def test_ranks_meet_in_the_engines_folder(vllm, monkeypatch, tmp_path):
     shared[1].unlink()
 
 
+def test_the_core_is_forked_from_the_fork_server_and_ranks_from_the_core(vllm, monkeypatch):
+    begun = []
+    monkeypatch.setattr(starts, "end_with_parent", lambda: begun.append("parent"))
+    monkeypatch.setattr(starts, "_take_cores", begun.append)
+    monkeypatch.setenv(starts.METHOD, "fork")
+    starts.register()
+    starts.fork_core()
+    context = vllm["vllm.v1.engine.utils"].get_mp_context()
+    assert context.get_start_method() == "forkserver"
+    assert context.Process is starts._Process
+    vllm["vllm.v1.executor.multiproc_executor"].WorkerProc.worker_main(local_rank=1)
+    assert begun == ["parent", 1]
+
+
 def test_on_gpus_the_worker_for_cpus_is_not_imported(vllm):
     """It would replace torch's events and streams by some that do nothing."""
     vllm["vllm.platforms"].current_platform.is_cpu = lambda: False
