@@ -111,17 +111,36 @@ def test_without_any_library_none_is_named(packages):
     assert preloaded() == ""
 
 
-@pytest.mark.parametrize(("arguments", "forks"), [({}, True), ({"numa_bind": True}, False)])
-def test_what_is_bound_to_memory_is_spawned(monkeypatch, arguments, forks):
-    """By a wrapper around the interpreter, which nothing that is forked passes through."""
+@pytest.mark.parametrize(
+    ("on_cpu", "arguments", "forks"),
+    [
+        (True, {}, True),
+        (True, {"numa_bind": True}, False),
+        (True, {"mm_tensor_ipc": "torch_shm"}, False),
+        (False, {}, False),
+    ],
+)
+def test_only_on_cpus_processes_are_forked_unless_they_must_be_spawned(
+    monkeypatch, on_cpu, arguments, forks
+):
     done = []
-    monkeypatch.setattr(checks, "prepare", lambda config: True)
+    monkeypatch.setattr(checks, "prepare", lambda config: on_cpu)
     monkeypatch.setattr(checks, "check_seams", lambda config: done.append("imported"))
-    monkeypatch.setattr(starts, "import_ahead", lambda on_cpu: done.append("ahead"))
+    monkeypatch.setattr(starts, "import_ahead", lambda: done.append("ahead"))
     monkeypatch.setattr(starts, "fork_core", lambda: done.append("forks"))
     config = EngineConfig(engine="vllm", model="target", vllm_engine_args=arguments)
-    assert checks.load(config)
+    assert checks.load(config) is on_cpu
     assert done == (["ahead", "imported", "forks"] if forks else ["imported"])
+
+
+@pytest.mark.parametrize(
+    ("cores", "method"),
+    [("0", "fork"), ("0,1", "fork"), ("0|1,2", "fork"), ("0,1,2", "spawn"), ("0|1,2,3", "spawn")],
+)
+def test_ranks_of_more_than_two_cores_are_spawned(monkeypatch, cores, method):
+    """Of a larger team OpenMP ends threads, and makes others, which nothing else would bind."""
+    monkeypatch.setenv(starts.CORES, cores)
+    assert starts._method_of_ranks() == method
 
 
 def test_somebody_elses_vllm_is_left_alone(monkeypatch):

@@ -11,7 +11,7 @@ PROMPTS = ["def main():", "import os", "class Stack:\n    def push", "for line i
 
 def main() -> None:
     """Generates and prints."""
-    starts.import_ahead(on_cpu=True)
+    starts.import_ahead()
     from vllm import LLM, SamplingParams
 
     starts.fork_core()

@@ -11,7 +11,6 @@ import torch
 from scipy.stats import chi2_contingency
 
 from tandem import Engine, EngineConfig, SamplingParams
-from tandem.control_groups import cpu_quota
 from tandem.engine_process import TITLES, VLLM_SOCKETS
 from tandem.errors import EngineDeadError
 from tandem.leftovers import SHARED
@@ -59,7 +58,9 @@ def reports():
 
 @pytest.fixture(scope="module")
 def service(reports):
-    one = EngineService(vllm_config(max_queue_size=SAMPLES), on_report=reports.append)
+    one = EngineService(
+        vllm_config(max_queue_size=SAMPLES, num_threads=2), on_report=reports.append
+    )
     yield one
     one.stop()
 
@@ -210,8 +211,9 @@ def test_its_processes_are_forked_and_a_rank_has_a_thread_on_each_of_its_cores(s
         for part in ("multiprocessing.forkserver", "EngineCore", "VLLM::Worker")
     )
     assert (core.ppid(), rank.ppid()) == (server.pid, core.pid)
+    assert "GOMP_CPU_AFFINITY" not in rank.environ()  # else it is spawned
     places = [os.sched_getaffinity(thread.id) for thread in rank.threads()]
-    given = sorted(os.sched_getaffinity(0))[: cpu_quota()]
+    given = sorted(os.sched_getaffinity(0))[:2]
     assert not [number for number in given if {number} not in places]
     assert os.sched_getaffinity(core.pid) == os.sched_getaffinity(0)
 

@@ -122,8 +122,8 @@ def environment(config: EngineConfig, on_cpu: bool) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         # On GPUs it would fork the engine's process, whose threads may hold locks, and whose
-        # children would not load the plug-ins by which they end with it. (The core is forked from
-        # another, by `starts`.)
+        # children would not load the plug-ins by which they end with it. (On CPUs `starts` has
+        # them forked from another.)
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         # The second one drafts for whoever wants nothing, knows no draft that is shorter than
         # the target, and ends with all requests at one that bans many words.

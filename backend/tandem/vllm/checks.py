@@ -57,13 +57,19 @@ def prepare(config: EngineConfig) -> bool:
 def load(config: EngineConfig) -> bool:
     """Imports vLLM, here and for what it starts; as `prepare`."""
     on_cpu = prepare(config)
-    spawns = config.vllm_engine_args.get("numa_bind")  # binds what is spawned alone
-    if not spawns:
-        starts.import_ahead(on_cpu)
+    forks = on_cpu and not _wants_spawned(config)
+    if forks:
+        starts.import_ahead()
     check_seams(config)
-    if not spawns:
+    if forks:
         starts.fork_core()
     return on_cpu
+
+
+def _wants_spawned(config: EngineConfig) -> bool:
+    """Whether vLLM is told to do what works in spawned processes alone."""
+    theirs = config.vllm_engine_args
+    return bool(theirs.get("numa_bind")) or theirs.get("mm_tensor_ipc") == "torch_shm"
 
 
 def first_sentence(error: BaseException) -> str:

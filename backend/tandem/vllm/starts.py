@@ -1,10 +1,10 @@
-"""How vLLM's processes start: forked from one that has imported vLLM.
+"""How vLLM's processes start on CPUs: forked from one that has imported vLLM.
 
-By itself vLLM spawns its engine core here, and the core its ranks, and each imports vLLM for 6 to
+By itself vLLM spawns its engine core there, and the core its ranks, and each imports vLLM for 6 to
 12 s of a core, one behind the other. Now a fork server imports it at the same time as the engine's
-process, the core is forked from that, and ranks from the core, as they are on GPUs by vLLM's own
-choice. On CPUs vLLM spawns them for what libraries read when they are loaded: they are loaded with
-it here, and a rank's cores are given to it when it begins.
+process, and the core is forked from that. Ranks of one or two cores are forked from the core, and
+given their cores when they begin. Ranks of more are spawned: OpenMP ends threads, and makes others
+later, which only it can bind, and it reads where to when it is loaded.
 """
 
 from __future__ import annotations
@@ -32,16 +32,18 @@ PRELOADED = "LD_PRELOAD"
 CORE = Seam("vllm.v1.engine.utils", "get_mp_context", ())
 RANK = Seam("vllm.v1.executor.multiproc_executor", "WorkerProc.worker_main", ())
 SEAMS = (CORE, RANK)
+_MOST_CORES = 2
+"""Of a forked rank: libgomp ends threads where a team of several is smaller than the one before,
+which one of two never is."""
 _SHARE = 1 << 16
 """Numbers a thread: more than torch gives to one of several."""
 
 
 class _Process(context.ForkServerProcess):
-    """Has the environment of who starts it, and not only of who started the fork server; what it
-    starts itself is forked."""
+    """Has the environment of who starts it, and not only of who started the fork server."""
 
     def start(self) -> None:
-        self._environment = {**os.environ, METHOD: "fork"}
+        self._environment = {**os.environ, METHOD: _method_of_ranks()}
         super().start()
 
     def run(self) -> None:
@@ -50,14 +52,18 @@ class _Process(context.ForkServerProcess):
         super().run()
 
 
+def _method_of_ranks() -> str:
+    ranks = os.environ.get(CORES, "").split("|")
+    return "fork" if max(len(rank.split(",")) for rank in ranks) <= _MOST_CORES else "spawn"
+
+
 class _Context(context.ForkServerContext):
     Process = _Process
 
 
-def import_ahead(on_cpu: bool) -> None:
+def import_ahead() -> None:
     """Starts the fork server: it imports vLLM while its caller does."""
-    if on_cpu:
-        os.environ.update(_read_when_loaded())
+    os.environ.update(_read_when_loaded())
     multiprocessing.set_forkserver_preload(["tandem.vllm.imported"])
     forkserver.ensure_running()
 
