@@ -1,7 +1,7 @@
 """The engine's process: `python -m tandem.engine_main FD`, started by `engine_process`.
 
-It is the first that every process of vLLM imports, too, for multiprocessing does that with the main
-module of whoever starts one.
+It is the first that a spawned process of vLLM imports, too, for multiprocessing does that with the
+main module of whoever starts one.
 """
 
 from tandem.garbage import look_seldom

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -14,6 +16,25 @@ LOOKS = 5  # for what has been started while others were ended
 FAMILY = "TANDEM_FAMILY"
 """In the environment of an engine's process, and of all that it starts: which model's it is."""
 BEGINS_S = 1.0  # for a process that has just been started to say what it is
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def with_parent(signum: signal.Signals) -> Callable[[], None]:
+    """A function that little enough is done in to be called between fork and exec: from then on the
+    kernel sends this signal when the thread that started this process ends, even by SIGKILL."""
+    libc = ctypes.CDLL(None)
+
+    def arm() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signum)
+
+    return arm
+
+
+def die_with_parent() -> None:
+    """Has the kernel kill this process when the one that started it ends, even if it is stopped."""
+    with_parent(signal.SIGKILL)()
 
 
 def marked(variable: str, value: str) -> list[psutil.Process]:

@@ -24,6 +24,7 @@ from tandem.deadlines import Deadlines
 from tandem.errors import TandemError
 from tandem.garbage import look_as_usual
 from tandem.intake import Dropped, Inbox, Intake, Reader, ToEngine
+from tandem.killing import die_with_parent
 from tandem.logs import log_as
 from tandem.messages import (
     Abort,
@@ -40,7 +41,7 @@ from tandem.metrics import Meters, Report
 from tandem.outbox import Outbox
 from tandem.output import Streams
 from tandem.request import Request, RequestOutput
-from tandem.runners.rank_worker import PULSE_S, die_with_parent
+from tandem.runners.rank_worker import PULSE_S
 from tandem.watchdog import Watchdog
 
 logger = logging.getLogger("tandem")

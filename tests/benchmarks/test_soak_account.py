@@ -121,7 +121,6 @@ def test_loads_may_leave_next_to_nothing(a_load, flat):
     [
         ([1.0] * 80, ""),
         ([1.0] * 80 + [300.0], "1 times of 81"),
-        ([], "never told"),
     ],
 )
 def test_health_that_is_told_late_is_noticed(ms, said):
@@ -158,7 +157,8 @@ def test_an_overload_comes_from_another_core_than_the_servers(monkeypatch):
 
     monkeypatch.setattr(runs, "served", served)
     monkeypatch.setattr(runs, "_run", run)
-    assert runs.overload("tandem", 10, 1).troubles == ["The server's health was never told."]
+    found = runs.overload("tandem", 10, 1)
+    assert found.troubles == ["No request was refused.", "The server's health was never told."]
     assert (seen["server"], seen["clients"]) == cores_apart()
 
 
@@ -218,15 +218,15 @@ def test_who_ends_the_traffic_is_not_taken_for_a_client_that_leaves(manner):
     asyncio.run(run())
 
 
-def test_an_overload_must_be_one():
+def test_refusals_that_come_late_are_noticed():
     found = ends(queue_full=90, length=10)
     found.refused_s = [0.01] * 80 + [0.3] * 10
-    assert runs._not_an_overload(found, 120) == []
-    assert runs._not_an_overload(found, 130) == ["Clients sent 100 requests of 130."]
+    assert runs._not_in_time(found, 120) == []
+    assert runs._not_in_time(found, 130) == ["Clients sent 100 requests of 130."]
     found.refused_s += [2.5]
-    assert "A refusal took 0.01 s (the median), at most 2.50 s." in runs._not_an_overload(found, 1)
-    found.refused_s = []
-    assert runs._not_an_overload(found, 1) == ["No request was refused."]
+    assert "A refusal took 0.01 s (the median), at most 2.50 s." in runs._not_in_time(found, 1)
+    found.refused_s = [0.3] * 90
+    assert "A refusal took 0.30 s (the median)" in runs._not_in_time(found, 1)[0]
 
 
 def test_the_time_ends_a_soak_and_not_the_count():

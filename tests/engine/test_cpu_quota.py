@@ -11,6 +11,7 @@ from tandem.doctor.machine import examine_machine
 from tandem.runners.placement import Placement, place
 from tandem.runners.rank import pin
 from tandem.vllm.arguments import environment
+from tandem.vllm.starts import CORES
 from tests.engine.sinks import config_of
 
 V2, V1 = ("0::/a/b", "a/b", "a"), ("4:cpu,cpuacct:/x/y", "cpu,cpuacct/x/y", "cpu,cpuacct")
@@ -106,8 +107,7 @@ def test_vllm_is_bound_to_as_many_cores(target, limited, eight_cores):
         threads: environment(config_of(target, num_threads=threads), on_cpu=True)
         for threads in (None, 5)
     }
-    name = "VLLM_CPU_OMP_THREADS_BIND"
-    assert (bound[None][name], bound[5][name]) == ("0,1,2", "0,1,2,3,4")
+    assert (bound[None][CORES], bound[5][CORES]) == ("0,1,2", "0,1,2,3,4")
 
 
 @pytest.mark.parametrize(

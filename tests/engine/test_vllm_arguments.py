@@ -6,6 +6,7 @@ from tandem import EngineConfig
 from tandem.errors import ConfigError
 from tandem.limits import Limits
 from tandem.request import SamplingParams
+from tandem.vllm import starts
 from tandem.vllm.arguments import engine_arguments, environment, sampling_arguments
 
 HUGE = 10**30
@@ -51,7 +52,7 @@ def test_what_it_would_not_do_for_drafts_goes_without(asked, param):
 
 def test_gpus_have_processes_and_a_model_runner_as_cpus_have():
     found = environment(EngineConfig(engine="vllm", model="target"), on_cpu=False)
-    assert found["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
+    assert found[starts.METHOD] == "spawn"
     assert found["VLLM_USE_V2_MODEL_RUNNER"] == "0"
 
 

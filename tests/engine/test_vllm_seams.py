@@ -242,9 +242,16 @@ def test_ranks_meet_in_the_engines_folder(vllm, monkeypatch, tmp_path):
     shared[1].unlink()
 
 
+def test_the_ranks_of_somebody_elses_vllm_begin_as_ever(vllm, monkeypatch):
+    monkeypatch.delenv(SCRATCH)
+    before = snapshot(vllm)
+    starts.register()
+    assert snapshot(vllm) == before
+
+
 def test_the_core_is_forked_from_the_fork_server_and_ranks_from_the_core(vllm, monkeypatch):
     begun = []
-    monkeypatch.setattr(starts, "end_with_parent", lambda: begun.append("parent"))
+    monkeypatch.setattr(starts, "die_with_parent", lambda: begun.append("parent"))
     monkeypatch.setattr(starts, "_take_cores", begun.append)
     monkeypatch.setenv(starts.METHOD, "fork")
     starts.register()

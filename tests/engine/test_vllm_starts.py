@@ -4,25 +4,28 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from tandem import EngineConfig
-from tandem.leftovers import SCRATCH
 from tandem.vllm import checks, starts
 
 CHILD = """
-import os, sys
-from tandem.vllm.starts import CORES, METHOD, _Context, _take_cores
+import ctypes, os, sys
+from tandem.vllm.starts import METHOD, _Context, _take_cores
 
 def say_environment(path):
     with open(path, "w") as file:
         print(os.environ.get("LATER"), os.environ.get("GONE"), os.environ[METHOD], file=file)
 
-def say_places():
+def say_places(team_of_one=False):
     import torch
     _take_cores(1)
+    if team_of_one:
+        libraries = open("/proc/self/maps").read().split()
+        [openmp] = {name for name in libraries if "libgomp" in name}
+        body = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: None)
+        ctypes.CDLL(openmp).GOMP_parallel(body, None, 1, 0)
     for _ in range(3):
         torch.ones(1 << 20).add_(1)
     places = [sorted(os.sched_getaffinity(int(t))) for t in os.listdir("/proc/self/task")]
@@ -54,22 +57,20 @@ def test_the_environment_is_that_of_who_starts_it(tmp_path):
     assert said.read_text().split() == ["set", "None", "fork"]
 
 
-def test_each_thread_of_a_rank_is_bound_to_a_core_of_it(tmp_path):
+@pytest.mark.parametrize("team_of_one", [False, True])
+def test_each_thread_of_a_rank_is_bound_to_a_core_of_it(tmp_path, team_of_one):
+    """And stays where it is if a team of one, which needs no other, comes between two others."""
     cores = sorted(os.sched_getaffinity(0))[:2]
     named = ",".join(map(str, cores))
-    said = run(tmp_path, "say_places()", VLLM_CPU_OMP_THREADS_BIND=f"7|{named}")
+    said = run(tmp_path, f"say_places({team_of_one})", **{starts.CORES: f"7|{named}"})
     assert said.startswith(f"{len(cores)} {{{cores[0]}}} ")
     assert all(f"[{core}]" in said for core in cores)
 
 
-def test_elsewhere_than_on_cpus_nothing_is_bound(tmp_path, monkeypatch):
-    monkeypatch.delenv(starts.CORES, raising=False)
-    assert f" {os.sched_getaffinity(0)} " in run(tmp_path, "say_places()")
-
-
-@pytest.mark.parametrize(("method", "begun"), [("fork", [3]), ("spawn", [])])
+@pytest.mark.parametrize(("method", "begun"), [("fork", ["parent", 3]), ("spawn", [])])
 def test_a_rank_that_is_spawned_binds_itself(monkeypatch, method, begun):
     calls = []
+    monkeypatch.setattr(starts, "die_with_parent", lambda: calls.append("parent"))
     monkeypatch.setattr(starts, "_take_cores", calls.append)
     monkeypatch.setenv(starts.METHOD, method)
     main = starts._beginning(lambda *args, **kwargs: calls.append((args, kwargs)))
@@ -141,13 +142,6 @@ def test_ranks_of_more_than_two_cores_are_spawned(monkeypatch, cores, method):
     """Of a larger team OpenMP ends threads, and makes others, which nothing else would bind."""
     monkeypatch.setenv(starts.CORES, cores)
     assert starts._method_of_ranks() == method
-
-
-def test_somebody_elses_vllm_is_left_alone(monkeypatch):
-    monkeypatch.delenv(SCRATCH, raising=False)
-    executor = ModuleType("vllm.v1.executor.multiproc_executor")
-    monkeypatch.setitem(sys.modules, executor.__name__, executor)
-    starts.register()  # looks for nothing there
 
 
 def test_folders_are_those_of_packages_that_are_installed():

@@ -63,9 +63,10 @@ def test_who_stops_a_server_waits_for_its_guardians(server):
 
 @pytest.mark.vllm
 @pytest.mark.parametrize("server", ["tandem_vllm"], indirect=True)
-def test_nothing_is_left_of_a_vllm_that_was_being_started(server):
+@pytest.mark.parametrize("begun", ["multiprocessing.forkserver", "VLLM::EngineCore"])
+def test_nothing_is_left_of_a_vllm_that_was_being_started(server, begun):
     """Its processes do not notice by themselves that who started them has gone."""
-    wait_until(lambda: below(server, "multiprocessing.forkserver"), VLLM_S)
+    wait_until(lambda: below(server, begun), VLLM_S)
     os.kill(server.pid, signal.SIGKILL)
     server.exit_code(EXIT_S)
     wait_until(lambda: not members(server.identity))

@@ -12,6 +12,7 @@ MINUTES = 2
 
 
 def check(result: Result) -> None:
+    """What comes late is `make soak`'s to say, on a machine with nothing beside."""
     assert not result.troubles, "\n".join(result.troubles)
 
 

@@ -141,7 +141,7 @@ def _do(run: Callable[[Tick], Result], of: Bar, plot: Path | None) -> None:
     _show(result, console)
     if plot:
         _draw(result, plot)
-    sys.exit(1 if result.troubles else 0)
+    sys.exit(1 if result.troubles or result.late else 0)
 
 
 def _show(result: Result, console: Console) -> None:
@@ -164,6 +164,8 @@ def _show(result: Result, console: Console) -> None:
         console.print(_answered(net, "without the asker's own wait for a core"))
     for trouble in result.troubles:
         console.print(f"WRONG: {trouble}", markup=False)
+    for late in result.late:
+        console.print(f"LATE: {late}", markup=False)
     console.print("All adds up." if not result.troubles else "It does not add up.")
 
 

@@ -72,6 +72,8 @@ class Result(NamedTuple):
     """Of traffic, or of loads."""
     kills: Sequence[str] = ()
     """What was killed."""
+    late: Sequence[str] = ()
+    """What took longer than it may on a machine with nothing beside, a sentence each."""
 
 
 class Served(NamedTuple):
@@ -207,6 +209,7 @@ def overload(
 
     health: list[Asked] = []
     lost: list[str] = []
+    late: list[str] = []
 
     async def run(urls: Endpoints, ends: Ends) -> None:
         begun = time.monotonic()
@@ -219,7 +222,7 @@ def overload(
         with health_asked(urls.http, health, lost):
             planned = min(factor * rate, MOST_OFFERED)
             await open_loop(urls, model, ask, planned, seconds, ends, tick)
-        lost.extend(_not_an_overload(ends, planned * seconds))
+        late.extend(_not_in_time(ends, planned * seconds))
         ends.counts += fitting.counts
         ends.odd += fitting.odd
 
@@ -227,18 +230,22 @@ def overload(
     settings = OVERLOADED | pool(model, OVERLOADED_MIB)
     with on_cores(cores), served(model, settings, log) as one, on_cores(of_clients):
         result = _run(one, run, one.front.endpoints)
-    found = result.troubles + lost[:10] + too_slow(health) + one.left()
-    return result._replace(health=health, troubles=found)
+    found = result.troubles + lost[:10] + _not_overloaded(result.clients, health) + one.left()
+    return result._replace(health=health, troubles=found, late=late + too_slow(health))
 
 
-def _not_an_overload(ends: Ends, planned: float) -> list[str]:
+def _not_overloaded(clients: Mapping[str, int], health: Sequence[Asked]) -> list[str]:
+    """A sentence for each sign that nothing was tried."""
+    found = [] if clients.get("queue_full") else ["No request was refused."]
+    return found if health else [*found, "The server's health was never told."]
+
+
+def _not_in_time(ends: Ends, planned: float) -> list[str]:
     """A sentence if clients sent far fewer requests than planned, or had to wait for refusals."""
     found, waits = list[str](), sorted(ends.refused_s)
     if ends.total < OFFERED * planned:
         found.append(f"Clients sent {ends.total} requests of {planned:.0f}.")
-    if not waits:
-        return [*found, "No request was refused."]
-    usual, most = statistics.median(waits), waits[-1]
+    usual, most = (statistics.median(waits), waits[-1]) if waits else (0.0, 0.0)
     if usual > REFUSED_S or most > LATEST_REFUSAL_S:
         found.append(f"A refusal took {usual:.2f} s (the median), at most {most:.2f} s.")
     return found

@@ -5,7 +5,6 @@ It does what rank 0 says, and ends with it.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -16,12 +15,12 @@ from multiprocessing.connection import Connection
 import torch
 
 from tandem.errors import TandemError
+from tandem.killing import die_with_parent
 from tandem.runners.commands import Allocate, Command, Done, Failed, Forward, Join, Load, Move, Role
 from tandem.runners.model_runner import ModelRunner
 from tandem.runners.rank import Rank, pin, room_of
 
 PULSE_S = 0.5
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
@@ -37,11 +36,6 @@ def main() -> None:
         except (EOFError, OSError):
             os._exit(0)  # not by way of the process group, whose other end may be gone
         worker.obey(command)
-
-
-def die_with_parent() -> None:
-    """Has the kernel kill this process when the one that started it ends, even if it is stopped."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _beat(pulse: int) -> None:

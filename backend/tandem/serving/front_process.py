@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,9 +13,9 @@ from contextlib import contextmanager
 from typing import BinaryIO
 
 from tandem.front.door import Door
+from tandem.killing import with_parent
 from tandem.serving.errors import ServingError
 from tandem.serving.ports import choose_ports
-from tandem.serving.processes import before_exec
 from tandem.serving.server import Endpoints
 from tandem.triton_http import NO_ANSWER, ask
 
@@ -72,7 +73,7 @@ class FrontProcess:
             env={"GRPC_VERBOSITY": "NONE"} | os.environ,
             # A Ctrl-C in the terminal is for the program that owns the server.
             start_new_session=True,
-            preexec_fn=before_exec(),
+            preexec_fn=with_parent(signal.SIGTERM),
         )
 
     def wait_ready(self) -> None:

@@ -4,9 +4,6 @@ A server's processes carry an identity in their environment. It survives what a 
 does not: a killed parent, a new session, a server that is already gone.
 """
 
-import ctypes
-import signal
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -18,7 +15,6 @@ from tandem.killing import end_all, marked
 IDENTITY: Final = "TANDEM_SERVER_ID"
 GUARDIANS_S: Final = 15.0
 """More than the times together that a guardian gives to others."""
-_PR_SET_PDEATHSIG: Final = 1
 
 
 def members(identity: str) -> list[psutil.Process]:
@@ -37,14 +33,3 @@ def _guards(process: psutil.Process) -> bool:
     with suppress(psutil.Error):
         return guardian_process.__file__ in process.cmdline()
     return False
-
-
-def before_exec() -> Callable[[], None]:
-    """A function to run in a child between fork and exec: the kernel will send it SIGTERM when the
-    thread that started it ends, even by SIGKILL."""
-    libc = ctypes.CDLL(None)  # loaded here, because little may be done between fork and exec
-
-    def arm() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-    return arm

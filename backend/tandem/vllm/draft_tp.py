@@ -61,7 +61,7 @@ def seams() -> tuple[Seam, ...]:
 
 
 def register() -> None:
-    """The entry point, called once in every process of vLLM."""
+    """The entry point. A rank that is forked has what was done in the core."""
     all_of_them = seams()
     wrong = troubles(all_of_them)
     if wrong:

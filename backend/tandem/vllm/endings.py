@@ -1,4 +1,4 @@
-"""What vLLM would leave behind at its end: a plug-in that loads in every process of vLLM.
+"""What vLLM would leave behind at its end: a plug-in of vLLM.
 
 - An engine that ends when the process that started it is gone.
 - Ranks that meet at a file in a folder that goes with the engine: vLLM leaves it in the temporary
@@ -31,9 +31,10 @@ SEAMS = (
 
 
 def register() -> None:
-    """The entry point, called once in every process of vLLM, behind its imports."""
+    """The entry point, called behind the imports of every process of vLLM that is not forked from
+    such a one."""
     look_as_usual()
-    end_with_parent()
+    _end_with_parent()
     folder = os.environ.get(SCRATCH)
     if folder is None:
         return  # a vLLM that we have not started
@@ -59,7 +60,7 @@ def _meeting_in(folder: str) -> Callable[[Callable[[], str]], Callable[[], str]]
     return make
 
 
-def end_with_parent() -> None:
+def _end_with_parent() -> None:
     """vLLM's engine process would outlive a killed parent, and hold its devices."""
     parent = multiprocessing.parent_process()
     if parent is None:

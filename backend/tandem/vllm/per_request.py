@@ -1,4 +1,4 @@
-"""What vLLM lacks for one request among others: a plug-in that loads in every process of vLLM.
+"""What vLLM lacks for one request among others: a plug-in of vLLM.
 
 - A longest draft of its own, 0 for none: `extra_args={"num_draft_tokens": k}` of vLLM's
   SamplingParams. vLLM has one length for all requests. A decoding step in which nobody wants a
@@ -66,7 +66,7 @@ SEAMS = (
 
 
 def register() -> None:
-    """The entry point, called once in every process of vLLM."""
+    """The entry point. A rank that is forked has what was done in the core."""
     wrong = troubles(SEAMS)
     if wrong:
         logger.error("vLLM's requests stay as vLLM has them: %s.", "; ".join(wrong))

@@ -1,4 +1,4 @@
-"""What rounds take: a plug-in that loads in every process of vLLM, which does not say it.
+"""What rounds take, which vLLM does not say: a plug-in.
 
 The workers' model runners time the target's pass with its verification, and drafting; on a GPU by
 events, so that nobody waits for it. The times go with what a worker hands to the scheduler, and
@@ -50,7 +50,7 @@ SEAMS = (_EXECUTE, _SAMPLE, _PROPOSE, _ANSWER, _UPDATE, _STATS)
 
 
 def register() -> None:
-    """The entry point, called once in every process of vLLM."""
+    """The entry point. A rank that is forked has what was done in the core."""
     wrong = troubles(SEAMS)
     if wrong:
         logger.error("vLLM's rounds are not timed: %s.", "; ".join(wrong))

@@ -15,12 +15,13 @@ import os
 from collections.abc import Callable
 from functools import wraps
 from importlib.util import find_spec
+from itertools import islice
 from multiprocessing import context, forkserver
 from pathlib import Path
 from typing import Any
 
+from tandem.killing import die_with_parent
 from tandem.leftovers import SCRATCH
-from tandem.vllm.endings import end_with_parent
 from tandem.vllm.seams import Seam, troubles
 
 logger = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ def _folder(package: str) -> Path:
 def _first(*folders: Path, name: str) -> list[str]:
     """The library of this name that is found first, if there is one."""
     found = (str(file) for folder in folders for file in folder.glob(f"{name}*.so*"))
-    return [file for file, _ in zip(found, range(1), strict=False)]
+    return list(islice(found, 1))
 
 
 def fork_core() -> None:
@@ -101,8 +102,8 @@ def fork_core() -> None:
 
 
 def register() -> None:
-    """The entry point, called once in every process of vLLM: a rank that is forked from this one
-    loads no plug-ins, and begins with what they do in a process of its own."""
+    """The entry point: a rank that is forked from this process loads no plug-ins, and begins with
+    what they do in a process of its own."""
     if SCRATCH not in os.environ:
         return  # a vLLM that we have not started
     wrong = troubles(SEAMS)
@@ -116,7 +117,7 @@ def _beginning(original: Callable[..., None]) -> Callable[..., None]:
     @wraps(original)
     def worker_main(*args: Any, **kwargs: Any) -> None:
         if os.environ.get(METHOD) == "fork":
-            end_with_parent()
+            die_with_parent()
             _take_cores(kwargs["local_rank"])
         original(*args, **kwargs)
 
@@ -128,10 +129,8 @@ def _take_cores(local_rank: int) -> None:
     been told before it was loaded. Threads that wander took a third of the speed."""
     import torch
 
-    named = os.environ.get(CORES)
-    if not named:
-        return
-    first, *others = (int(core) for core in named.split("|")[local_rank].split(","))
+    of_rank = os.environ[CORES].split("|")[local_rank]
+    first, *others = (int(core) for core in of_rank.split(","))
     torch.set_num_threads(1 + len(others))  # a thread of its own, that is not OpenMP's, comes here
     before = _threads()
     torch.ones((1 + len(others)) * _SHARE).add_(1)
