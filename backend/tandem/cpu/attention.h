@@ -168,8 +168,10 @@ void share(const Model& model, const Query& query, const Run& run, Task task, in
   const auto position = [&](int at) {
     return at < query.start || at >= end ? at : query.start + depth[at - query.start];
   };
-  if (twos_attend(model)) {
+  if (tiles_attend(model) || twos_attend(model)) {
     head.factor = softmax<uint16_t>(scores, whole, padded(end), scale, position);
+    // A tile has the shares of two blocks.
+    std::fill_n(reinterpret_cast<uint16_t*>(scores) + padded(end), kBlock, uint16_t(0));
     return;
   }
   const float factor = softmax<float>(scores, whole, padded(end), scale, position);

@@ -39,10 +39,10 @@ struct Run {
   int scores = 0, heads = 0, queries = 0, sums = 0;  // most that a task needs
 };
 
-// Numbers of 2 bytes that the copies of a linear layer's input take.
-inline size_t room_for_parts(int rows, int columns, int threads) {
-  if (kTiles) return parts_size(rows, columns, threads);
-  return kTwos ? 2 * twos_size(rows, columns, threads) : 0;
+// Numbers of 2 bytes that the rounded copies of a linear layer's input take.
+inline size_t room_for_rounded(int rows, int columns, int threads) {
+  if (kTiles) return rounded_size(tiled_rows(rows), tiled_columns(columns), threads);
+  return kTwos ? rounded_size(rows, 2 * steps_of<Two>(columns), threads) : 0;
 }
 
 // What a pass needs room for, kept from pass to pass: [rows, ...], or of each thread.
@@ -52,7 +52,7 @@ struct Space {
   std::vector<float> picked_x, picked_mixed;  // of the picked rows, where others end before
   std::vector<float> logits;  // of passes whose tokens are drawn at once
   std::vector<Draws> draws;   // [threads]
-  std::vector<uint16_t> parts, queries;  // of what is multiplied
+  std::vector<uint16_t> rounded, queries;  // what is multiplied
   std::vector<uint8_t> broken;           // [rows] whether some of a row's values are not finite
   std::vector<Head> heads;
 
@@ -75,7 +75,7 @@ struct Space {
       grow(picked_x, size_t(step.picked) * model.hidden);
       grow(picked_mixed, size_t(step.picked) * model.heads * size);
     }
-    grow(parts, room_for_parts(int(rows), widest(model), model.threads));
+    grow(rounded, room_for_rounded(int(rows), widest(model), model.threads));
     grow(scores, size_t(run.scores) * model.threads);
     grow(heads, size_t(run.heads) * model.threads);
     grow(queries, size_t(run.queries) * model.threads);
@@ -162,10 +162,10 @@ std::vector<Task> share_out(const Model& model, const Step& step, const std::vec
       for (int head = 0; head < model.kv_heads; head += heads)
         found.push_back({span.query, span.first + begin, rows, head, heads});
       run.heads = std::max(run.heads, rows * shared * heads);
-      run.scores = std::max(run.scores, rows * shared * heads * line);
+      run.scores = std::max(run.scores, tiled_rows(rows * shared * heads) * line);
       if (!tiles_attend(model) && !twos_attend(model)) continue;
-      const auto queries = kTiles ? queries_size : two_queries_size;
-      const auto sums = kTiles ? sums_size : two_sums_size;
+      const auto queries = kTiles ? tile_queries_size : two_queries_size;
+      const auto sums = kTiles ? tile_sums_size : two_sums_size;
       run.queries = std::max(run.queries, heads * queries(rows * shared, model.head_dim));
       run.sums = std::max(run.sums, heads * sums(rows * shared, model.head_dim));
     }

@@ -44,8 +44,8 @@ struct Attention {
   int line;           // numbers from a head's scores to the next one's
   const std::vector<int32_t>* paths;  // [rows] where `text` is not all: which values behind it each
                                       // row sees
-  uint16_t* queries;  // [kv_heads, as `queries_size` or `two_queries_size` says]; null: by floats
-  float* sums;        // [kv_heads, as `sums_size` or `two_sums_size` says]
+  uint16_t* queries;  // [kv_heads, as `tile_queries_size` or `two_queries_size` says]; null: by floats
+  float* sums;        // [kv_heads, as `tile_sums_size` or `two_sums_size` says]
 };
 
 // Has memory bring what lies at a position: the addresses jump too often for the processor to see

@@ -43,11 +43,11 @@ void tandem_pack(const void* weight, int rows, int columns, int bfloat, void* to
 }
 // y [rows, matrix.rows] = x [rows, matrix.columns] by the transposed weight, and the bias.
 void tandem_multiply(const Matrix* matrix, const float* x, int rows, float* y, int threads) {
-  const size_t size = matrix->bfloat ? room_for_parts(rows, matrix->columns, threads) : 0;
-  const std::unique_ptr<uint16_t[]> parts(new uint16_t[size]);  // not zeros first, as in a vector
+  const size_t size = matrix->bfloat ? room_for_rounded(rows, matrix->columns, threads) : 0;
+  const std::unique_ptr<uint16_t[]> room(new uint16_t[size]);  // not zeros first, as in a vector
   Team team;
 #pragma omp parallel num_threads(threads)
-  multiply(team, *matrix, x, rows, y, parts.get());
+  multiply(team, *matrix, x, rows, y, room.get());
 }
 void tandem_forward(const Model* model, const Step* step, void* space) {
   Space& room = *static_cast<Space*>(space);

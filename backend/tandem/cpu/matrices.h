@@ -156,9 +156,11 @@ void multiply_as(const Matrix& matrix, const Input<W>* x, int rows, float* y) {
 
 // As `multiply`.
 void multiply_by_twos(Team& team, const Matrix& matrix, const float* x, int rows, float* y,
-                      Two* parts) {
+                      uint16_t* room) {
 #if defined(__AVX512BF16__)
-  multiply_as<Two>(matrix, rounded(team, x, rows, matrix.columns, parts), rows, y);
+  const int width = 2 * steps_of<Two>(matrix.columns);
+  const uint16_t* input = rounded(team, x, rows, matrix.columns, width, room);
+  multiply_as<Two>(matrix, reinterpret_cast<const Two*>(input), rows, y);
 #endif
 }
 

@@ -22,14 +22,14 @@
 
 namespace {
 
-// y [rows, matrix.rows] = x [rows, columns] by the transposed weight, and the bias. `parts` is room as
-// `room_for_parts` says.
+// y [rows, matrix.rows] = x [rows, columns] by the transposed weight, and the bias. `room` is as
+// `room_for_rounded` says.
 void multiply(Team& team, const Matrix& matrix, const float* x, int rows, float* y,
-              uint16_t* parts) {
+              uint16_t* room) {
   if (matrix.bfloat && kTiles)
-    multiply_by_tiles(team, matrix, x, rows, y, parts);
+    multiply_by_tiles(team, matrix, x, rows, y, room);
   else if (matrix.bfloat && kTwos)
-    multiply_by_twos(team, matrix, x, rows, y, reinterpret_cast<Two*>(parts));
+    multiply_by_twos(team, matrix, x, rows, y, room);
   else if (matrix.bfloat)
     multiply_as<uint16_t>(matrix, x, rows, y);
   else
@@ -94,7 +94,7 @@ void attend_all(const Model& model, const Layer& layer, const Step& step, const 
                 const std::vector<Task>& tasks, Space& space) {
   const int width = (model.heads + 2 * model.kv_heads) * model.head_dim;
   float* qkv = space.qkv.data();
-  multiply(space.team, layer.qkv, space.normed.data(), step.rows, qkv, space.parts.data());
+  multiply(space.team, layer.qkv, space.normed.data(), step.rows, qkv, space.rounded.data());
   space.team.each(step.rows, [&](int row) {
     space.broken[row] =
         prepare<W>(model, layer, run.position[row], run.slot[row], qkv + size_t(row) * width);
@@ -110,13 +110,13 @@ void attend_all(const Model& model, const Layer& layer, const Step& step, const 
 void transform(const Model& model, const Layer& layer, const float* next, int rows,
                const float* mixed, float* x, Space& space) {
   float *normed = space.normed.data(), *delta = space.delta.data();
-  uint16_t* parts = space.parts.data();
+  uint16_t* room = space.rounded.data();
   Team& team = space.team;
-  multiply(team, layer.out, mixed, rows, delta, parts);
+  multiply(team, layer.out, mixed, rows, delta, room);
   add_and_normalize(team, model, rows, delta, layer.post_norm, x, normed);
-  multiply(team, layer.gate_up, normed, rows, space.gates.data(), parts);
+  multiply(team, layer.gate_up, normed, rows, space.gates.data(), room);
   activate(team, model, rows, space.gates.data(), space.inner.data());
-  multiply(team, layer.down, space.inner.data(), rows, delta, parts);
+  multiply(team, layer.down, space.inner.data(), rows, delta, room);
   add_and_normalize(team, model, rows, delta, next, x, normed);
 }
 
@@ -175,7 +175,7 @@ const float* fuse(const Model& model, const Step& step, Space& space) {
     });
     states = space.wide.data();
   }
-  multiply(space.team, entry.fuse, states, step.rows, space.fused.data(), space.parts.data());
+  multiply(space.team, entry.fuse, states, step.rows, space.fused.data(), space.rounded.data());
   return space.fused.data();
 }
 
@@ -198,7 +198,7 @@ void enter_head(const Model& model, const Step& step, const Run& run, Space& spa
     std::copy_n(entry.normed_residual ? hidden : state, width, x + row * width);
   });
   if (!entry.project.weight) return;
-  multiply(space.team, entry.project, pairs, step.rows, x, space.parts.data());
+  multiply(space.team, entry.project, pairs, step.rows, x, space.rounded.data());
   space.team.each(step.rows, [&](int row) {
     normalize(x + row * width, model.layer[0].input_norm, model.hidden, model.epsilon,
               &space.normed[row * width]);
@@ -217,7 +217,7 @@ void pick(const Model& model, const Step& step, Space& space) {
 
 // The logits of the picked rows, which lie side by side, and the best of each.
 void finish(const Model& model, const Step& step, const float* picked, Space& space) {
-  multiply(space.team, model.head, picked, step.picked, step.logits, space.parts.data());
+  multiply(space.team, model.head, picked, step.picked, step.logits, space.rounded.data());
   if (!step.best) return;
   space.team.each(step.picked, [&](int i) {
     step.best[i] = best_of(step.logits + i * size_t(model.head.rows), model.head.rows);

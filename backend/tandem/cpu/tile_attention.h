@@ -1,12 +1,12 @@
-// Attention by the matrix unit (tiles.h), where keys and values are bfloat16. Queries, and shares of
-// values, go in as two bfloat16, as x does. Scores are made 16 positions by 16 queries at a time, none
-// of which depends on others. Values are summed 32 positions after 32 positions of the text, from its
-// beginning on, whatever a row does not see adding zeros.
+// Attention by the matrix unit (tiles.h), where keys and values are bfloat16. Queries and shares go in
+// rounded, as by products of two (two_attention.h). Scores are made 16 positions by 16 queries at a
+// time, none of which depends on others. Values are summed 32 positions after 32 positions of the
+// text, from its beginning on, whatever a row does not see adding zeros.
 #pragma once
 
 #include "cache.h"
 #include "tiles.h"
-#include "twos.h"
+#include "two_attention.h"
 
 namespace {
 
@@ -23,14 +23,12 @@ inline bool tiles_attend(const Model& model) {
 inline int tile_heads(int count) { return std::min(count, kTileRows); }
 inline int head_tiles(int count) { return up(count, tile_heads(count)); }
 
-// Numbers of a KV head's queries as they are read: [tiles, columns / 32, 2 parts, 16 pairs of
-// columns, heads, 2].
-inline int queries_size(int count, int head_dim) {
-  return head_tiles(count) * tile_heads(count) * head_dim * kXParts;
+// Numbers of a KV head's queries as they are read, [tiles, columns / 32, 16 pairs of columns, heads,
+// 2], and of its sums [heads, size].
+inline int tile_queries_size(int count, int size) {
+  return head_tiles(count) * tile_heads(count) * size;
 }
-
-// Numbers of the sums [heads, size] of a KV head.
-inline int sums_size(int count, int size) { return head_tiles(count) * tile_heads(count) * size; }
+inline int tile_sums_size(int count, int size) { return tile_queries_size(count, size); }
 
 #if TANDEM_TILES
 
@@ -63,11 +61,11 @@ inline void turn(const void* from, void* to) {
 }
 
 // Tiles 0 and 1: sums of so many heads by 16 columns. 2: scores of 16 positions by their queries. 3:
-// keys. 4 and 5: the parts of shares. 6: values. 7: a part of queries.
+// keys. 4: shares. 5 and 6: values. 7: queries.
 inline void use_attention_tiles(int heads) {
   const TileShape sums{heads, kTileOutputs}, scores{kBlock, heads}, keys{kBlock, kTileColumns / 2};
   const TileShape shares{heads, kMixed / 2}, values{kMixed / 2, 16}, queries{kTileColumns / 2, heads};
-  use_tiles({sums, sums, scores, keys, shares, shares, values, queries});
+  use_tiles({sums, sums, scores, keys, shares, values, values, queries});
 }
 
 // [rows, 16] words of 4 bytes to [16, rows].
@@ -77,18 +75,16 @@ inline void turn_rows(const uint32_t* from, int rows, uint32_t* to) {
     for (int i = 0; i < 16; ++i) to[i * rows + row] = from[row * 16 + i];
 }
 
-// A KV head's queries as `queries_size` says.
+// A KV head's queries as `tile_queries_size` says.
 inline void lay_out_queries(const Head* heads, int count, int size, uint16_t* to) {
-  alignas(64) uint16_t parts[kXParts * kTileSize];
+  alignas(64) uint16_t rounded[kTileSize];
   const int rows = tile_heads(count);
   for (int first = 0; first < count; first += rows)
-    for (int column = 0; column < size; column += kTileColumns) {
+    for (int column = 0; column < size; column += kTileColumns, to += rows * kTileColumns) {
       for (int n = 0; n < std::min(rows, count - first); ++n)
-        split_columns(heads[first + n].query + column, kTileColumns, parts + n * kTileColumns,
-                      kTileSize);
-      for (int part = 0; part < kXParts; ++part, to += rows * kTileColumns)
-        turn_rows(reinterpret_cast<const uint32_t*>(parts + part * kTileSize), rows,
-                  reinterpret_cast<uint32_t*>(to));
+        round_row(heads[first + n].query + column, kTileColumns, kTileColumns,
+                  rounded + n * kTileColumns);
+      turn_rows(reinterpret_cast<const uint32_t*>(rounded), rows, reinterpret_cast<uint32_t*>(to));
     }
 }
 
@@ -97,17 +93,15 @@ inline void lay_out_queries(const Head* heads, int count, int size, uint16_t* to
 inline void score_tiles(const Head* heads, const uint16_t* queries, int count, const uint16_t* keys,
                         int stride, int size, int at) {
   alignas(64) float scores[kBlock * kTileRows];
-  const int rows = tile_heads(count), part = rows * kTileColumns;
+  const int rows = tile_heads(count);
   const __m512i from_0 = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   const __m512i places = _mm512_mullo_epi32(from_0, _mm512_set1_epi32(rows));
   written();
   for (int first = 0; first < count; first += rows) {
     _tile_zero(2);
-    for (int column = 0; column < size; column += kTileColumns, queries += kXParts * part) {
+    for (int column = 0; column < size; column += kTileColumns, queries += rows * kTileColumns) {
       _tile_loadd(3, keys + column, stride * sizeof(uint16_t));
       _tile_loadd(7, queries, rows * sizeof(float));
-      _tile_dpbf16ps(2, 3, 7);
-      _tile_loadd(7, queries + part, rows * sizeof(float));
       _tile_dpbf16ps(2, 3, 7);
     }
     _tile_stored(2, scores, rows * sizeof(float));
@@ -133,45 +127,27 @@ inline void pair_values(const uint16_t* const* lines, int size, uint16_t* to) {
     }
 }
 
-// Sums in the order that `pair_values` gives the columns, in their own order.
-inline void put_in_order(const float* sums, int size, float* to) {
-  for (int column = 0; column < size; column += 2 * kTileOutputs)
-    store_in_order(load(sums + column), load(sums + column + kTileOutputs), to + column);
-}
-
-// sums [rows, size] += shares [2 parts, rows, 32] of paired values; rows: of a tile.
-inline void add_tiles(const uint16_t* shares, const uint16_t* values, int rows, int size,
-                      float* sums) {
-  const int stride = size * int(sizeof(float));
+// Adds what heads mix of 32 positions to their sums, a tile of `rows` heads after another: their shares
+// lie `stride` numbers apart. lines: the positions' values.
+void mix_tiles(const uint16_t* shares, int stride, int count, const uint16_t* const* lines, int size,
+               int rows, float* sums) {
+  alignas(64) uint16_t paired[kMixed * kWidest];
+  pair_values(lines, size, paired);
+  const int line = size * int(sizeof(float));
   written();
-  _tile_loadd(4, shares, 64);
-  _tile_loadd(5, shares + rows * kMixed, 64);
-  for (int column = 0; column < size; column += 2 * kTileOutputs, values += 2 * kTileSize) {
-    _tile_loadd(0, sums + column, stride);
-    _tile_loadd(6, values, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(0, 5, 6);
-    _tile_stored(0, sums + column, stride);
-    _tile_loadd(1, sums + column + kTileOutputs, stride);
-    _tile_loadd(6, values + kTileSize, 64);
-    _tile_dpbf16ps(1, 4, 6);
-    _tile_dpbf16ps(1, 5, 6);
-    _tile_stored(1, sums + column + kTileOutputs, stride);
-  }
-}
-
-// sums += what `count` heads mix of 32 positions: `some` of their shares count. lines: the positions'
-// values. Tiles are in use, of `rows` rows; where they do not divide `count`, the sums behind it are
-// written to as well.
-template <class Shares>
-void mix_tiles(Shares shares, int count, int some, const uint16_t* const* lines, int size, int rows,
-               float* sums) {
-  alignas(64) uint16_t values[kMixed * kWidest], parts[kXParts * kTileSize];
-  pair_values(lines, size, values);
-  for (int first = 0; first < count; first += rows, sums += rows * size) {
-    for (int n = 0; n < std::min(rows, count - first); ++n)
-      split_columns(shares(first + n), some, parts + n * kMixed, rows * kMixed);
-    add_tiles(parts, values, rows, size, sums);
+  for (int first = 0; first < count; first += rows, sums += rows * size, shares += rows * stride) {
+    const uint16_t* values = paired;
+    _tile_loadd(4, shares, stride * int(sizeof(uint16_t)));
+    for (int column = 0; column < size; column += 2 * kTileOutputs, values += 2 * kTileSize) {
+      _tile_loadd(0, sums + column, line);
+      _tile_loadd(5, values, 64);
+      _tile_dpbf16ps(0, 4, 5);
+      _tile_stored(0, sums + column, line);
+      _tile_loadd(1, sums + column + kTileOutputs, line);
+      _tile_loadd(6, values + kTileSize, 64);
+      _tile_dpbf16ps(1, 4, 6);
+      _tile_stored(1, sums + column + kTileOutputs, line);
+    }
   }
 }
 
@@ -180,14 +156,13 @@ void mix_tiles(Shares shares, int count, int some, const uint16_t* const* lines,
 inline void use_attention_tiles(int) {}
 inline void lay_out_queries(const Head*, int, int, uint16_t*) {}
 inline void score_tiles(const Head*, const uint16_t*, int, const uint16_t*, int, int, int) {}
-inline void put_in_order(const float*, int, float*) {}
-template <class Shares>
-void mix_tiles(Shares, int, int, const uint16_t* const*, int, int, float*) {}
+void mix_tiles(const uint16_t*, int, int, const uint16_t* const*, int, int, float*) {}
+inline void put_mixed(const float*, const Head&, int) {}
 
 #endif
 
 void score_by_tiles(const Attention<uint16_t>& task) {
-  const int size = queries_size(task.count, task.size);
+  const int size = tile_queries_size(task.count, task.size);
   for (int head = 0; head < task.kv_heads; ++head)
     lay_out_queries(task.heads + head * task.count, task.count, task.size,
                     task.queries + head * size);
@@ -208,19 +183,20 @@ void score_by_tiles(const Attention<uint16_t>& task) {
 // What rows mix from `begin` on. Tiles are in use, of `rows` rows, by which `shared` divides.
 void mix_paths(const Attention<uint16_t>& task, int begin, int kv_head, int rows, float* sums) {
   const auto mix = [&](int first, const uint16_t* const* lines, int some, const int* places) {
-    float shares[kMixed];
-    const auto own = [&](int head) {
-      const float* scores = task.heads[kv_head * task.count + first + head].scores;
-      for (int i = 0; i < some; ++i) shares[i] = scores[places[i]];
-      return shares;
-    };
-    mix_tiles(own, task.shared, some, lines, task.size, rows, sums + first * task.size);
+    alignas(64) uint16_t shares[kTileRows * kMixed] = {};
+    for (int from = 0; from < task.shared; from += rows) {
+      const Head* heads = task.heads + kv_head * task.count + first + from;
+      for (int head = 0; head < rows; ++head)
+        for (int i = 0; i < some; ++i)
+          shares[head * kMixed + i] = reinterpret_cast<const uint16_t*>(heads[head].scores)[places[i]];
+      mix_tiles(shares, kMixed, rows, lines, task.size, rows, sums + (first + from) * task.size);
+    }
   };
   each_path<kMixed>(task, begin, kv_head, mix);
 }
 
 void mix_by_tiles(const Attention<uint16_t>& task) {
-  const int size = sums_size(task.count, task.size), rows = tile_heads(task.count);
+  const int size = tile_sums_size(task.count, task.size), rows = tile_heads(task.count);
   const bool by_paths = task.text < task.end;
   const int whole = by_paths ? task.text - task.text % kMixed : task.end;
   const uint16_t* none = nullptr;
@@ -232,9 +208,8 @@ void mix_by_tiles(const Attention<uint16_t>& task) {
       lines[i] = at + i >= whole ? kNoValues
                                  : task.values + size_t(task.slots[at + i]) * task.width +
                                        head * task.size;
-    const Head* heads = task.heads + head * task.count;
-    mix_tiles([&](int n) { return heads[n].scores + at; }, task.count,
-              std::min(kMixed, whole - at), lines, task.size, rows, task.sums + head * size);
+    const auto* shares = reinterpret_cast<const uint16_t*>(task.heads[head * task.count].scores) + at;
+    mix_tiles(shares, 2 * task.line, task.count, lines, task.size, rows, task.sums + head * size);
   });
   int row_heads = tile_heads(task.shared);
   while (task.shared % row_heads) --row_heads;
@@ -242,8 +217,8 @@ void mix_by_tiles(const Attention<uint16_t>& task) {
   for (int head = 0; by_paths && head < task.kv_heads; ++head)
     mix_paths(task, whole, head, row_heads, task.sums + head * size);
   for (int index = 0; index < task.kv_heads * task.count; ++index)
-    put_in_order(task.sums + index / task.count * size + index % task.count * task.size, task.size,
-                 task.heads[index].mixed);
+    put_mixed(task.sums + index / task.count * size + index % task.count * task.size,
+              task.heads[index], task.size);
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
 // Linear layers with bfloat16 weights by the processor's matrix unit (AMX), where there is one: some
 // rows cost little more than one row, for reading the weights takes longer.
 //
-// The unit multiplies bfloat16 by bfloat16 and sums in float. So x goes in as two of them, itself
-// rounded and what that left out: 16 of a float's 24 bits. (A model computed in bfloat16 throughout
-// keeps 8.) A row's sums go 32 columns after 32 columns, whatever rows stand beside it.
+// The unit multiplies bfloat16 by bfloat16 and sums in float. So x is rounded to bfloat16, as it is
+// where a model is computed in bfloat16 throughout (twos.h). A row's sums go 32 columns after 32
+// columns, whatever rows stand beside it.
 #pragma once
 
 #if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
@@ -21,6 +21,7 @@
 #include "numbers.h"
 #include "structures.h"
 #include "team.h"
+#include "twos.h"
 
 namespace {
 
@@ -28,7 +29,6 @@ constexpr int kTileRows = 16, kTileColumns = 32, kTileOutputs = 16;
 constexpr int kTileSize = kTileColumns * kTileOutputs;  // numbers of a tile of weights
 constexpr int kTilesAtOnce = 4;                         // of weights: they share the reading of x
 constexpr int kGroupOutputs = kTilesAtOnce * kTileOutputs;
-constexpr int kXParts = 2;
 
 inline int up(int count, int by) { return (count + by - 1) / by; }
 
@@ -52,19 +52,10 @@ void pack_tiles(const uint16_t* weight, int rows, int columns, uint16_t* to) {
   }
 }
 
-// Numbers that x takes in parts: [blocks of rows, columns / 32, 2 parts, rows, 32].
-inline size_t copy_size(int rows, int columns) {
-  const int whole = rows > kTileRows ? up(rows, kTileRows) * kTileRows : rows;
-  return size_t(whole) * up(columns, kTileColumns) * kTileColumns * kXParts;
-}
-// Whether each thread makes all parts for itself. For a few that takes less than waiting for those
-// that another core has just written, and for this one's lines to come back from there (measured
-// with two threads); what all of them make grows with the threads.
-inline bool splits_alone(int rows, int threads) { return rows * threads <= 2 * kTileRows; }
-// Numbers of all copies, for so many rows and threads or fewer.
-inline size_t parts_size(int rows, int columns, int threads) {
-  return copy_size(std::max(rows, std::min(rows * threads, 2 * kTileRows)), columns);
-}
+// Columns of a row of x, with zeros behind them.
+inline int tiled_columns(int columns) { return up(columns, kTileColumns) * kTileColumns; }
+// Rows of it, for each block of 16 is as high as the others.
+inline int tiled_rows(int rows) { return rows > kTileRows ? up(rows, kTileRows) * kTileRows : rows; }
 
 #if TANDEM_TILES
 
@@ -73,25 +64,6 @@ bool ask_for_tiles() {  // the system has to allow it, once for all threads
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 const bool kTiles = ask_for_tiles();
-
-// Of 32 columns of a row `count`: rounded to bfloat16, and behind them, `stride` numbers further on,
-// what that left out.
-inline void split_columns(const float* x, int count, uint16_t* to, int stride) {
-  __m512 rest[2];
-  __m512i parts[2];
-  for (int i = 0; i < 2; ++i) {
-    const int some = std::max(0, std::min(16, count - 16 * i));
-    rest[i] = _mm512_maskz_loadu_ps(__mmask16((1u << some) - 1), x + 16 * i);
-  }
-  for (int part = 0; part < kXParts; ++part, to += stride) {
-    parts[part] = (__m512i)_mm512_cvtne2ps_pbh(rest[1], rest[0]);
-    _mm512_storeu_si512(to, parts[part]);
-    rest[0] -= _mm512_castsi512_ps(_mm512_slli_epi32(
-        _mm512_cvtepu16_epi32(_mm512_castsi512_si256(parts[part])), 16));
-    rest[1] -= _mm512_castsi512_ps(_mm512_slli_epi32(
-        _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(parts[part], 1)), 16));
-  }
-}
 
 // What was written is in memory: compilers need not know that tiles are loaded from there.
 inline void written() { asm volatile("" ::: "memory"); }
@@ -123,29 +95,33 @@ struct TilesAhead {
   int lines;
 };
 
-// The sums [rows, 64] of a group's outputs for a block of rows. Tiles 0 to 3: of 16 outputs each. 4
-// and 5: the parts of x. 6 and 7: weights.
-inline void sum_tiles(const uint16_t* weights, const uint16_t* x, int rows, int steps,
+// Of x, rounded.
+struct TileInput {
+  const uint16_t* at;
+  int rows, width, steps, block;  // width: numbers from row to row; block: rows of one
+};
+
+// The sums [rows, 64] of a group's outputs for a block of rows. Tiles 0 to 3: of 16 outputs each. 4:
+// x. 5 to 7: weights.
+inline void sum_tiles(const uint16_t* weights, const uint16_t* x, const TileInput& input,
                       TilesAhead& ahead, float* sums) {
-  const int part = rows * kTileColumns;
+  const int stride = input.width * int(sizeof(uint16_t));
   written();
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-#define TANDEM_ADD(tile, own)                          \
+#define TANDEM_ADD(tile, own)                         \
   _tile_loadd(own, weights + (tile) * kTileSize, 64); \
-  _tile_dpbf16ps(tile, 4, own);                        \
-  _tile_dpbf16ps(tile, 5, own);                        \
+  _tile_dpbf16ps(tile, 4, own);                       \
   for (int line = 0; line < ahead.lines; ++line, ahead.from += 64) __builtin_prefetch(ahead.from, 0, 2)
-  for (int step = 0; step < steps; ++step) {
-    _tile_loadd(4, x, 64);
-    _tile_loadd(5, x + part, 64);
-    TANDEM_ADD(0, 6);
-    TANDEM_ADD(1, 7);
-    TANDEM_ADD(2, 6);
-    TANDEM_ADD(3, 7);
-    x += kXParts * part;
+  for (int step = 0; step < input.steps; ++step) {
+    _tile_loadd(4, x, stride);
+    TANDEM_ADD(0, 5);
+    TANDEM_ADD(1, 6);
+    TANDEM_ADD(2, 7);
+    TANDEM_ADD(3, 5);
+    x += kTileColumns;
     weights += kTilesAtOnce * kTileSize;
   }
 #undef TANDEM_ADD
@@ -156,48 +132,20 @@ inline void sum_tiles(const uint16_t* weights, const uint16_t* x, int rows, int 
   _tile_stored(3, sums + 3 * kTileOutputs, kStride);
 }
 
-// x in parts, whose rows come in blocks.
-struct SplitRows {
-  const uint16_t* parts;
-  int rows, columns, block;  // rows of a block
-
-  int blocks() const { return up(rows, block); }
-  int steps() const { return up(columns, kTileColumns); }
-  const uint16_t* at(int index, int step) const {
-    return parts + (size_t(index) * steps() + step) * kXParts * block * kTileColumns;
-  }
-};
-
-SplitRows split_rows(Team& team, const float* x, int rows, int columns, uint16_t* parts) {
-  const bool alone = splits_alone(rows, omp_get_num_threads());
-  if (alone) parts += copy_size(rows, columns) * omp_get_thread_num();
-  const SplitRows split{parts, rows, columns, up(rows, up(rows, kTileRows))};
-  const int block = split.block, stride = block * kTileColumns;
-  const auto split_row = [&](int row) {
-    const float* from = x + size_t(row) * columns;
-    uint16_t* to = parts + (split.at(row / block, 0) - parts) + row % block * kTileColumns;
-    for (int at = 0; at < columns; at += kTileColumns, to += kXParts * stride)
-      split_columns(from + at, std::min(kTileColumns, columns - at), to, stride);
-  };
-  if (!alone) team.each(rows, split_row);
-  for (int row = 0; alone && row < rows; ++row) split_row(row);
-  return split;
-}
-
 constexpr int kTilesAhead = 16384;  // bytes of weights that are on their way
 
 // A group's outputs for all rows. One block of rows takes the weights as they come from memory;
 // for more, the next group's come meanwhile.
-void multiply_group(const Matrix& matrix, int group, const SplitRows& x, float* y) {
-  const int steps = x.steps(), blocks = x.blocks(), output = group * kGroupOutputs;
+void multiply_group(const Matrix& matrix, int group, const TileInput& x, float* y) {
+  const int blocks = up(x.rows, x.block), output = group * kGroupOutputs;
   const int outputs = std::min(kGroupOutputs, matrix.rows - output);
-  const int64_t size = int64_t(steps) * kTilesAtOnce * kTileSize;
+  const int64_t size = int64_t(x.steps) * kTilesAtOnce * kTileSize;
   const auto* weights = static_cast<const uint16_t*>(matrix.weight) + group * size;
   const auto* later = reinterpret_cast<const char*>(weights);
   TilesAhead ahead{later + (blocks == 1 ? kTilesAhead : 2 * size), 16 / blocks};
   alignas(64) float sums[kTileRows * kGroupOutputs];
   for (int row = 0; row < x.rows; row += x.block) {
-    sum_tiles(weights, x.at(row / x.block, 0), x.block, steps, ahead, sums);
+    sum_tiles(weights, x.at + size_t(row) * x.width, x, ahead, sums);
     for (int own = 0; own < std::min(x.block, x.rows - row); ++own)
       for (int i = 0; i < outputs; i += kLanes)
         put(load(sums + own * kGroupOutputs + i), matrix.bias ? matrix.bias + output + i : nullptr,
@@ -207,15 +155,17 @@ void multiply_group(const Matrix& matrix, int group, const SplitRows& x, float* 
 
 // As `multiply`.
 void multiply_by_tiles(Team& team, const Matrix& matrix, const float* x, int rows, float* y,
-                       uint16_t* parts) {
+                       uint16_t* room) {
   if (rows == 0) return;
   const int64_t threads = omp_get_num_threads(), thread = omp_get_thread_num();
   const int64_t groups = up(matrix.rows, kGroupOutputs);
-  const SplitRows split = split_rows(team, x, rows, matrix.columns, parts);
-  const TileShape own{split.block, 16}, weights{kTileColumns / 2, kTileOutputs};
-  use_tiles({own, own, own, own, own, own, weights, weights});
+  const int width = tiled_columns(matrix.columns);
+  const TileInput input{rounded(team, x, rows, matrix.columns, width, room), rows, width,
+                        width / kTileColumns, up(rows, up(rows, kTileRows))};
+  const TileShape own{input.block, 16}, weights{kTileColumns / 2, kTileOutputs};
+  use_tiles({own, own, own, own, own, weights, weights, weights});
   for (int64_t group = groups * thread / threads; group < groups * (thread + 1) / threads; ++group)
-    multiply_group(matrix, int(group), split, y);
+    multiply_group(matrix, int(group), input, y);
   stop_tiles();
 }
 

@@ -130,8 +130,7 @@ void score_by_twos(const Attention<uint16_t>& task) {
   const int width = two_columns(task.size);
   for (int index = 0; index < task.kv_heads * task.count; ++index) {
     uint16_t* row = task.queries + size_t(index) * width;
-    std::fill(row + task.size, row + width, uint16_t(0));
-    round_row(task.heads[index].query, task.size, reinterpret_cast<Two*>(row));
+    round_row(task.heads[index].query, task.size, width, row);
   }
   each_block(task, task.keys, task.values, [&](int at, int head) {
     const Block<uint16_t> keys = block_at(task, task.keys + head * task.size, at);

@@ -43,12 +43,13 @@ W step_at(const Number* row, int k, int columns) {
     return row[k];
 }
 
-// Twos of all copies of x, for so many rows and threads or fewer. Each thread makes its own of few
-// rows: that takes less than waiting for the others.
-constexpr int kRoundedAlone = 32;
+// Numbers of all copies of x [rows, width], for so many rows and threads or fewer. Each thread makes
+// its own of few rows: that takes less than waiting for the others, for lines that they have just
+// written, and for its own to come back from there.
+constexpr int kRoundedAlone = 32, kLine = 32;
 inline bool rounds_alone(int rows, int threads) { return rows * threads <= kRoundedAlone; }
-inline size_t twos_size(int rows, int columns, int threads) {
-  return size_t(std::max(rows, std::min(rows * threads, kRoundedAlone))) * steps_of<Two>(columns);
+inline size_t rounded_size(int rows, int width, int threads) {
+  return size_t(std::max(rows, std::min(rows * threads, kRoundedAlone))) * width + kLine;
 }
 
 #if defined(__AVX512BF16__)
@@ -61,16 +62,16 @@ inline Floats all(Two value) {
   return reinterpret_cast<Floats>(word - Words{});
 }
 
-// A row of floats rounded to bfloat16.
-inline void round_row(const float* x, int columns, Two* row) {
-  auto* to = reinterpret_cast<uint16_t*>(row);
+// A row of floats rounded to bfloat16, and zeros up to `width`.
+inline void round_row(const float* x, int columns, int width, uint16_t* to) {
   const int whole = columns - columns % 16, rest = columns - whole;
-  for (int i = 0; i < whole; i += 16)
-    store(to + i, load(x + i));
-  if (!rest) return;
+  for (int i = 0; i < whole; i += 16) store(to + i, load(x + i));
+  if (width == whole) return;
   const auto first = [](int count) { return __mmask16((1u << count) - 1); };
   const __m512 last = _mm512_maskz_loadu_ps(first(rest), x + whole);
-  _mm256_mask_storeu_epi16(to + whole, first(rest + rest % 2), (__m256i)_mm512_cvtneps_pbh(last));
+  const int behind = std::min(16, width - whole);
+  _mm256_mask_storeu_epi16(to + whole, first(behind), (__m256i)_mm512_cvtneps_pbh(last));
+  std::fill(to + whole + behind, to + width, uint16_t(0));
 }
 
 // Where words of 32 columns were unpacked, low and high ones, their sums hold each four columns and
@@ -82,14 +83,17 @@ inline void store_in_order(Floats low, Floats high, float* to) {
   store(to + 16, (Floats)_mm512_permutex2var_ps((__m512)low, second, (__m512)high));
 }
 
-const Two* rounded(Team& team, const float* x, int rows, int columns, Two* to) {
-  const size_t steps = steps_of<Two>(columns);
-  const auto round = [&](int row) { round_row(x + size_t(row) * columns, columns, to + row * steps); };
+// x [rows, columns] as [rows, width], at the beginning of a line in `to`.
+const uint16_t* rounded(Team& team, const float* x, int rows, int columns, int width, uint16_t* to) {
+  to += -(reinterpret_cast<uintptr_t>(to) / sizeof *to) % kLine;
+  const auto round = [&](int row) {
+    round_row(x + size_t(row) * columns, columns, width, to + size_t(row) * width);
+  };
   if (!rounds_alone(rows, omp_get_num_threads())) {
     team.each(rows, round);
     return to;
   }
-  to += size_t(omp_get_thread_num()) * rows * steps;
+  to += size_t(omp_get_thread_num()) * rows * width;
   for (int row = 0; row < rows; ++row) round(row);
   return to;
 }
