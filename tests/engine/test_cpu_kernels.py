@@ -99,8 +99,8 @@ def test_numbers_are_torchs(runner):
 
 @pytest.mark.parametrize("processor", ["native", TWOS])
 def test_how_exact_inputs_of_bfloat16_are(tmp_path, processor):
-    """Products of bfloat16 take 8 of a float's 24 bits, as a model does that is computed in bfloat16
-    throughout, but nothing else does."""
+    """Products of bfloat16 take 8 of a float's 24 bits, as a model does that is computed in
+    bfloat16 throughout, but nothing else does."""
     exact, own = (
         read(make_runner(tmp_path / one, "tiles", torch.bfloat16, one))[0]
         for one in (OLDER, processor)

@@ -157,7 +157,6 @@ inline void use_attention_tiles(int) {}
 inline void lay_out_queries(const Head*, int, int, uint16_t*) {}
 inline void score_tiles(const Head*, const uint16_t*, int, const uint16_t*, int, int, int) {}
 void mix_tiles(const uint16_t*, int, int, const uint16_t* const*, int, int, float*) {}
-inline void put_mixed(const float*, const Head&, int) {}
 
 #endif
 

@@ -195,6 +195,7 @@ void mix_by_twos(const Attention<uint16_t>& task) {
 
 #else
 
+inline void put_mixed(const float*, const Head&, int) {}
 void score_by_twos(const Attention<uint16_t>&) {}
 void mix_by_twos(const Attention<uint16_t>&) {}
 
