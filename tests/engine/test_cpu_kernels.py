@@ -29,7 +29,10 @@ TARGET = Path(__file__).parents[2] / "model_repository" / "tandem" / "1" / "targ
 
 SHAPES = {
     "even": ("llama", {}),
-    "odd": ("llama", {"hidden_size": 44, "intermediate_size": 37, "head_dim": 10}),
+    "odd": (
+        "llama",
+        {"hidden_size": 44, "intermediate_size": 37, "head_dim": 10, "mlp_bias": True},
+    ),
     "norms": ("qwen3", {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 72}),
     "biases": ("qwen2", {}),
     "tiles": ("llama", {"head_dim": 64, "num_attention_heads": 6, "num_key_value_heads": 2}),
@@ -219,6 +222,20 @@ def test_a_pass_finds_the_first_of_the_best(runner):
     runner.model.head.kernel.memory.zero_()
     equal = runner.forward(NODES[:4], [query], rows, None)
     assert equal.best == [0, 0, 0]
+
+
+@pytest.mark.parametrize(("dtype", "processor"), KINDS, ids=str)
+@pytest.mark.parametrize("inner", [1, 16, 37])
+@pytest.mark.parametrize("biased", [False, True])
+def test_gates_are_packed_beside_what_they_are_the_gates_of(dtype, processor, inner, biased):
+    """By themselves such outputs are where any others are."""
+    generator = torch.Generator().manual_seed(inner)
+    weight = torch.randn(2 * inner, 35, generator=generator).to(dtype)
+    bias = torch.randn(2 * inner, generator=generator) if biased else None
+    x = torch.randn(20, 35, generator=generator)
+    with compiled_for(processor) as kernels:
+        plain, gated = (KernelLinear(kernels, weight, bias, None, one) for one in (False, True))
+    assert torch.equal(gated(x), plain(x))
 
 
 @pytest.mark.parametrize(("dtype", "processor"), KINDS, ids=str)

@@ -48,7 +48,7 @@ inline size_t room_for_rounded(int rows, int columns, int threads) {
 // What a pass needs room for, kept from pass to pass: [rows, ...], or of each thread.
 struct Space {
   Team team;
-  std::vector<float> x, normed, wide, fused, pair, qkv, mixed, gates, inner, delta, scores, sums;
+  std::vector<float> x, normed, wide, fused, pair, qkv, mixed, inner, delta, scores, sums;
   std::vector<float> picked_x, picked_mixed;  // of the picked rows, where others end before
   std::vector<float> logits;  // of passes whose tokens are drawn at once
   std::vector<Draws> draws;   // [threads]
@@ -68,7 +68,6 @@ struct Space {
     grow(broken, rows);
     grow(qkv, rows * (model.heads + 2 * model.kv_heads) * size);
     grow(mixed, rows * model.heads * size);
-    grow(gates, rows * 2 * model.inner);
     grow(inner, rows * model.inner);
     grow(delta, rows * model.hidden);
     if (run.picks) {

@@ -30,16 +30,19 @@ void each_row(int rows, int vocabulary, int threads, Some some) {
 extern "C" {
 void* tandem_space() { return new Space; }
 void tandem_release(void* space) { delete static_cast<Space*>(space); }
-int64_t tandem_packed(int rows, int columns, int bfloat) {  // how many numbers
-  if (bfloat && kTiles) return tiled_size(rows, columns);
-  return packed_size(rows, bfloat && kTwos ? up(columns, 2) * 2 : columns);
+int64_t tandem_packed(int rows, int columns, int bfloat, int gated) {  // how many numbers
+  if (bfloat && kTiles) return tiled_size(rows, columns, gated);
+  return packed_size(rows, bfloat && kTwos ? up(columns, 2) * 2 : columns, gated);
 }
-void tandem_pack(const void* weight, int rows, int columns, int bfloat, void* to) {
+void tandem_pack(const void* weight, int rows, int columns, int bfloat, int gated, void* to) {
   const auto* halves = static_cast<const uint16_t*>(weight);
-  if (!bfloat) return pack(static_cast<const float*>(weight), rows, columns, static_cast<float*>(to));
-  if (kTiles) return pack_tiles(halves, rows, columns, static_cast<uint16_t*>(to));
-  kTwos ? pack(halves, rows, columns, static_cast<Two*>(to))
-        : pack(halves, rows, columns, static_cast<uint16_t*>(to));
+  if (!bfloat)
+    pack(static_cast<const float*>(weight), rows, columns, gated, static_cast<float*>(to));
+  else if (kTiles)
+    pack_tiles(halves, rows, columns, gated, static_cast<uint16_t*>(to));
+  else
+    kTwos ? pack(halves, rows, columns, gated, static_cast<Two*>(to))
+          : pack(halves, rows, columns, gated, static_cast<uint16_t*>(to));
 }
 // y [rows, matrix.rows] = x [rows, matrix.columns] by the transposed weight, and the bias.
 void tandem_multiply(const Matrix* matrix, const float* x, int rows, float* y, int threads) {

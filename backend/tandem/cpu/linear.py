@@ -22,17 +22,19 @@ class KernelLinear:
         weight: Tensor,
         bias: Tensor | None,
         memory: Tensor | None = None,
+        gated: bool = False,
     ) -> None:
-        """memory [packed_size(weight)] is where the kernels' copy of the weight goes."""
+        """memory [packed_size(weight)] is where the kernels' copy of the weight goes; gated: as of
+        `Linear`."""
         self._multiply = kernels.tandem_multiply
         if memory is None:
-            memory = zeros([packed_size(kernels, weight, weight.dtype)], weight.dtype)
+            memory = zeros([packed_size(kernels, weight, weight.dtype, gated)], weight.dtype)
         source, bfloat = weight.detach().contiguous(), weight.dtype == torch.bfloat16
-        kernels.tandem_pack(source.data_ptr(), *weight.shape, bfloat, memory.data_ptr())
+        kernels.tandem_pack(source.data_ptr(), *weight.shape, bfloat, gated, memory.data_ptr())
         self.bias = None if bias is None else bias.detach().float().contiguous()
         address = None if self.bias is None else self.bias.data_ptr()
         self.memory = memory
-        self.matrix = Matrix(memory.data_ptr(), address, *weight.shape, bfloat)
+        self.matrix = Matrix(memory.data_ptr(), address, *weight.shape, bfloat, gated)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., columns] to [..., rows], in the dtype of x."""
@@ -53,16 +55,16 @@ def use_kernels(model: nn.Module, stored: torch.dtype) -> None:
     if kernels is None or stored not in STORED:
         return
     found = [one for one in model.modules() if isinstance(one, Linear) and one.kernel is None]
-    sizes = [packed_size(kernels, one.weight, stored) for one in found]
+    sizes = [packed_size(kernels, one.weight, stored, one.gated) for one in found]
     parts = zeros([sum(sizes)], stored).split(sizes)
     for module, part in zip(found, parts, strict=True):
         weight = module.weight.data.to(stored)
-        module.kernel = KernelLinear(kernels, weight, module.bias, part)
+        module.kernel = KernelLinear(kernels, weight, module.bias, part, module.gated)
         module.weight.data = torch.empty(0)
     give_back()
 
 
-def packed_size(kernels: ctypes.CDLL, weight: Tensor, stored: torch.dtype) -> int:
+def packed_size(kernels: ctypes.CDLL, weight: Tensor, stored: torch.dtype, gated: bool) -> int:
     """Numbers in the kernels' copy of a weight."""
-    size: int = kernels.tandem_packed(*weight.shape, stored == torch.bfloat16)
+    size: int = kernels.tandem_packed(*weight.shape, stored == torch.bfloat16, gated)
     return size

@@ -4,40 +4,39 @@
 #include <omp.h>
 
 #include "numbers.h"
+#include "outputs.h"
 #include "structures.h"
 #include "twos.h"
 
 namespace {
 
-// Weights lie as they are read, so that memory is read in a straight line: the outputs of two
-// registers side by side, column after column. In bfloat16 an output shares a word with the one
+// Weights lie as they are read, so that memory is read in a straight line: a pair of registers' outputs,
+// column after column. In bfloat16 an output shares a word with the one
 // kLanes further on, or a column with the next one (Two). Every lane of a register is an output of
 // its own, whose sum goes column by column. What is missing of the last outputs is zero.
-constexpr int kOutputs = 2 * kLanes;
 constexpr int kSums = kLanes == 16 ? 14 : 6;  // pairs of registers that hold sums at once
 // Bytes of weights that are on their way, and with so many rows that arithmetic takes about as long as
 // memory: they wait in the second cache then, which with fewer rows or with more is slower.
 constexpr int kAhead = 2048, kFarAhead = 8192;
 constexpr int kFarFrom = 7, kFarTo = 20;
 
-inline int groups_of(int rows) { return (rows + kOutputs - 1) / kOutputs; }
-
-inline int64_t packed_size(int rows, int columns) {
-  return int64_t(groups_of(rows)) * kOutputs * columns;
+inline int64_t packed_size(int rows, int columns, bool gated) {
+  return int64_t(pairs_of(rows, gated)) * kOutputs * columns;
 }
 
 // W: as a column is stored.
 template <class W, class Source>
-void pack(const Source* weight, int rows, int columns, W* to) {
+void pack(const Source* weight, int rows, int columns, bool gated, W* to) {
   const int steps = steps_of<W>(columns);
 #pragma omp parallel for schedule(static)
-  for (int row = 0; row < groups_of(rows) * kOutputs; ++row) {
-    const int lane = row % kLanes, high = row % kOutputs / kLanes;
-    const int place = sizeof(W) == 2 ? 2 * lane + high : high * kLanes + lane;
-    W* out = to + size_t(row / kOutputs) * steps * kOutputs + place;
+  for (int place = 0; place < pairs_of(rows, gated) * kOutputs; ++place) {
+    const int row = row_at(place, rows, gated);
+    const int lane = place % kLanes, high = place % kOutputs / kLanes;
+    const int in_word = sizeof(W) == 2 ? 2 * lane + high : high * kLanes + lane;
+    W* out = to + size_t(place / kOutputs) * steps * kOutputs + in_word;
     for (int k = 0; k < steps; ++k)
       out[size_t(k) * kOutputs] =
-          row < rows ? step_at<W>(weight + size_t(row) * columns, k, columns) : W{};
+          row < 0 ? W{} : step_at<W>(weight + size_t(row) * columns, k, columns);
   }
 }
 
@@ -54,12 +53,13 @@ inline Pair load_pair(const Two* from) {
   return load_pair(reinterpret_cast<const float*>(from));
 }
 
-// A group of outputs.
+// A pair of outputs.
 template <class W>
 struct Group {
   const W* weights;
-  const float* bias;  // or null
-  int steps, outputs;  // columns, or twos of them
+  int steps;  // columns, or twos of them
+  const Outputs& outputs;
+  int index;  // among pairs
 };
 
 // What is asked for while a group is multiplied: a line of memory for each line that is read, every
@@ -70,11 +70,11 @@ struct Ahead {
   bool far;  // into the second cache
 };
 
-// M rows of y, `width` apart, of a group's outputs. (In a function of its own no other values take the
-// sums' registers.)
+// A group's outputs for M rows from `row` on, whose x is given. (In a function of its own no other
+// values take the sums' registers.)
 template <class W, int M, bool kFar>
-__attribute__((noinline)) void tile(const Group<W>& group, Ahead ahead, const Input<W>* x, float* y,
-                                    int width) {
+__attribute__((noinline)) void tile(const Group<W>& group, Ahead ahead, const Input<W>* x,
+                                    size_t row) {
   constexpr bool kFull = M == kSums;  // no register is left
   // Steps: fewer instructions, and more registers unless sums stay where they are.
   constexpr int kAtOnce = kFull && !kFewRegisters ? 1 : 4;
@@ -110,57 +110,49 @@ __attribute__((noinline)) void tile(const Group<W>& group, Ahead ahead, const In
   }
 #pragma GCC unroll 1
   for (; k < steps; ++k, ++x, ++later, w += kOutputs) column(0);
-  for (int m = 0; m < M; ++m) {
-    float* own = y + size_t(m) * width;
-    const float* bias = group.bias;
-    put(sums[m].low, bias, group.outputs, own);
-    put(sums[m].high, bias ? bias + kLanes : nullptr, group.outputs - kLanes, own + kLanes);
-  }
+  for (int m = 0; m < M; ++m)
+    group.outputs.put_pair(row + m, group.index, sums[m].low, sums[m].high);
 }
 
 template <class W, int M = 1>
-void tiles(int rows, const Group<W>& group, const Ahead& ahead, const Input<W>* x, float* y,
-           int width) {
+void tiles(int rows, const Group<W>& group, const Ahead& ahead, const Input<W>* x, size_t row) {
   if constexpr (M < kSums)
-    if (rows > M) return tiles<W, M + 1>(rows, group, ahead, x, y, width);
+    if (rows > M) return tiles<W, M + 1>(rows, group, ahead, x, row);
   constexpr bool kMayBeFar = kIsTwo<W> && M >= kFarFrom;
-  if (kMayBeFar && ahead.far) return tile<W, M, kMayBeFar>(group, ahead, x, y, width);
-  tile<W, M, false>(group, ahead, x, y, width);
+  if (kMayBeFar && ahead.far) return tile<W, M, kMayBeFar>(group, ahead, x, row);
+  tile<W, M, false>(group, ahead, x, row);
 }
 
 // All rows while a group's weights are in the cache; the next group's come meanwhile.
 template <class W>
-void multiply_as(const Matrix& matrix, const Input<W>* x, int rows, float* y) {
+void multiply_as(const Matrix& matrix, const Input<W>* x, int rows, const Outputs& outputs) {
   const int64_t threads = omp_get_num_threads(), thread = omp_get_thread_num();
   if (rows == 0) return;
-  const int groups = groups_of(matrix.rows), blocks = (rows + kSums - 1) / kSums;
+  const int groups = pairs_of(matrix.rows, matrix.gated), blocks = (rows + kSums - 1) / kSums;
   const int steps = steps_of<W>(matrix.columns);
   const bool far = kIsTwo<W> && rows >= kFarFrom && rows <= kFarTo;
   const size_t size = size_t(kOutputs) * steps;
   const int last = int(groups * (thread + 1) / threads);
   for (int index = int(groups * thread / threads); index < last; ++index) {
-    const int output = index * kOutputs;
-    const Group<W> group{static_cast<const W*>(matrix.weight) + index * size,
-                         matrix.bias ? matrix.bias + output : nullptr, steps, matrix.rows - output};
+    const Group<W> group{static_cast<const W*>(matrix.weight) + index * size, steps, outputs, index};
     const char* own = reinterpret_cast<const char*>(group.weights);
     const int stride = std::max(1, 64 / blocks);
     Ahead ahead{own + (blocks > 1 ? size * sizeof(W) : far ? kFarAhead : kAhead), stride, far};
     for (int block = 0; block < blocks; ++block) {
       const int64_t row = rows * block / blocks, next = rows * (block + 1) / blocks;
-      tiles<W>(int(next - row), group, ahead, x + row * steps,
-               y + row * matrix.rows + output, matrix.rows);
+      tiles<W>(int(next - row), group, ahead, x + row * steps, row);
       ahead.from += int64_t(size) * sizeof(W) / 64 * stride;
     }
   }
 }
 
 // As `multiply`.
-void multiply_by_twos(Team& team, const Matrix& matrix, const float* x, int rows, float* y,
-                      uint16_t* room) {
+void multiply_by_twos(Team& team, const Matrix& matrix, const float* x, int rows,
+                      const Outputs& outputs, uint16_t* room) {
 #if defined(__AVX512BF16__)
   const int width = 2 * steps_of<Two>(matrix.columns);
   const uint16_t* input = rounded(team, x, rows, matrix.columns, width, room);
-  multiply_as<Two>(matrix, reinterpret_cast<const Two*>(input), rows, y);
+  multiply_as<Two>(matrix, reinterpret_cast<const Two*>(input), rows, outputs);
 #endif
 }
 

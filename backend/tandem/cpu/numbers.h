@@ -145,11 +145,4 @@ inline Floats load_some(const W* from, int count) {  // zeros behind
 }
 inline void narrow(float value, float* to) { *to = value; }
 
-// Writes `count` of some sums, or all, each with its bias if there is one.
-inline void put(Floats sums, const float* bias, int count, float* y) {
-  if (bias) sums += count >= kLanes ? load(bias) : load_some(bias, count);
-  if (count >= kLanes) return store(y, sums);
-  for (int lane = 0; lane < count; ++lane) y[lane] = sums[lane];
-}
-
 }  // namespace

@@ -22,19 +22,25 @@
 
 namespace {
 
-// y [rows, matrix.rows] = x [rows, columns] by the transposed weight, and the bias. `room` is as
-// `room_for_rounded` says.
-void multiply(Team& team, const Matrix& matrix, const float* x, int rows, float* y,
+// `outputs` of x [rows, columns] by the transposed weight, and the bias. `room` is as `room_for_rounded`
+// says.
+void multiply(Team& team, const Matrix& matrix, const float* x, int rows, const Outputs& outputs,
               uint16_t* room) {
   if (matrix.bfloat && kTiles)
-    multiply_by_tiles(team, matrix, x, rows, y, room);
+    multiply_by_tiles(team, matrix, x, rows, outputs, room);
   else if (matrix.bfloat && kTwos)
-    multiply_by_twos(team, matrix, x, rows, y, room);
+    multiply_by_twos(team, matrix, x, rows, outputs, room);
   else if (matrix.bfloat)
-    multiply_as<uint16_t>(matrix, x, rows, y);
+    multiply_as<uint16_t>(matrix, x, rows, outputs);
   else
-    multiply_as<float>(matrix, x, rows, y);
+    multiply_as<float>(matrix, x, rows, outputs);
   team.wait();
+}
+
+// y [rows, matrix.rows] of them all.
+void multiply(Team& team, const Matrix& matrix, const float* x, int rows, float* y,
+              uint16_t* room) {
+  multiply(team, matrix, x, rows, Outputs{matrix, y, false}, room);
 }
 
 // So many rows of x, where this layer's input is wanted.
@@ -69,25 +75,6 @@ void add_and_normalize(Team& team, const Model& model, int rows, const float* fr
   });
 }
 
-void activate(Team& team, const Model& model, int rows, const float* gates, float* inner) {
-  constexpr int kColumns = 64;
-  const int parts = (model.inner + kColumns - 1) / kColumns;
-  team.each(rows * parts, [&](int index) {
-    const int row = index / parts, begin = index % parts * kColumns;
-    const float* gate = gates + size_t(row) * 2 * model.inner;
-    float* out = inner + size_t(row) * model.inner;
-    const float* up = gate + model.inner;
-    for (int i = begin; i < std::min(begin + kColumns, model.inner); i += kLanes) {
-      const int count = std::min(kLanes, model.inner - i);
-      const Floats low = count == kLanes ? load(gate + i) : load_some(gate + i, count);
-      const Floats active = low / (1.0f + exp(-low));
-      if (count == kLanes) store(out + i, active * load(up + i));
-      for (int lane = 0; count < kLanes && lane < count; ++lane)
-        out[i + lane] = active[lane] * up[i + lane];
-    }
-  });
-}
-
 // A layer's keys and values, from space.normed, and the attention of some rows.
 template <class W>
 void attend_all(const Model& model, const Layer& layer, const Step& step, const Run& run,
@@ -114,9 +101,9 @@ void transform(const Model& model, const Layer& layer, const float* next, int ro
   Team& team = space.team;
   multiply(team, layer.out, mixed, rows, delta, room);
   add_and_normalize(team, model, rows, delta, layer.post_norm, x, normed);
-  multiply(team, layer.gate_up, normed, rows, space.gates.data(), room);
-  activate(team, model, rows, space.gates.data(), space.inner.data());
-  multiply(team, layer.down, space.inner.data(), rows, delta, room);
+  float* inner = space.inner.data();
+  multiply(team, layer.gate_up, normed, rows, Outputs{layer.gate_up, inner, true}, room);
+  multiply(team, layer.down, inner, rows, delta, room);
   add_and_normalize(team, model, rows, delta, next, x, normed);
 }
 

@@ -6,9 +6,10 @@
 namespace {
 
 struct Matrix {
-  const void* weight;  // [rows, columns], packed (see `pack`); an embedding's is not
+  const void* weight;  // [rows, columns], packed (see outputs.h); an embedding's is not
   const float* bias;   // [rows] or null
   int32_t rows, columns, bfloat;
+  int32_t gated;  // the first half of the outputs are the gates of the others
 };
 
 struct Layer {

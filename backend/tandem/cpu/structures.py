@@ -6,7 +6,7 @@ from struct import Struct
 
 class Matrix(Structure):
     """A linear layer: weight [rows, columns], packed, and bias [rows] or null; or an embedding, as
-    it is stored."""
+    it is stored. gated: the first half of the outputs are the gates of the others."""
 
     _fields_ = (
         ("weight", c_void_p),
@@ -14,6 +14,7 @@ class Matrix(Structure):
         ("rows", c_int32),
         ("columns", c_int32),
         ("bfloat", c_int32),
+        ("gated", c_int32),
     )
 
 

@@ -19,6 +19,7 @@
 #include <cstring>
 
 #include "numbers.h"
+#include "outputs.h"
 #include "structures.h"
 #include "team.h"
 #include "twos.h"
@@ -28,26 +29,26 @@ namespace {
 constexpr int kTileRows = 16, kTileColumns = 32, kTileOutputs = 16;
 constexpr int kTileSize = kTileColumns * kTileOutputs;  // numbers of a tile of weights
 constexpr int kTilesAtOnce = 4;                         // of weights: they share the reading of x
-constexpr int kGroupOutputs = kTilesAtOnce * kTileOutputs;
-
-inline int up(int count, int by) { return (count + by - 1) / by; }
+constexpr int kGroupOutputs = kTilesAtOnce * kTileOutputs, kGroupPairs = kTilesAtOnce / 2;
 
 // Numbers of a matrix as it is read: [groups, columns / 32, 4 tiles, 16 pairs of columns, 16
 // outputs, 2]. What is missing of the last outputs and columns is zero.
-inline int64_t tiled_size(int rows, int columns) {
-  return int64_t(up(rows, kGroupOutputs)) * kTilesAtOnce * up(columns, kTileColumns) * kTileSize;
+inline int tile_groups(int rows, bool gated) { return up(pairs_of(rows, gated), kGroupPairs); }
+inline int64_t tiled_size(int rows, int columns, bool gated) {
+  return int64_t(tile_groups(rows, gated)) * kTilesAtOnce * up(columns, kTileColumns) * kTileSize;
 }
 
-void pack_tiles(const uint16_t* weight, int rows, int columns, uint16_t* to) {
+void pack_tiles(const uint16_t* weight, int rows, int columns, bool gated, uint16_t* to) {
   const int steps = up(columns, kTileColumns);
 #pragma omp parallel for schedule(static)
-  for (int row = 0; row < up(rows, kGroupOutputs) * kGroupOutputs; ++row) {
-    const int64_t group = row / kGroupOutputs, tile = row % kGroupOutputs / kTileOutputs;
-    uint16_t* out = to + (group * steps * kTilesAtOnce + tile) * kTileSize + row % kTileOutputs * 2;
+  for (int place = 0; place < tile_groups(rows, gated) * kGroupOutputs; ++place) {
+    const int row = row_at(place, rows, gated);
+    const int64_t group = place / kGroupOutputs, tile = place % kGroupOutputs / kTileOutputs;
+    uint16_t* out = to + (group * steps * kTilesAtOnce + tile) * kTileSize + place % kTileOutputs * 2;
     for (int k = 0; k < steps * kTileColumns; ++k) {
       const int64_t step = k / kTileColumns, pair = k % kTileColumns / 2;
       out[step * kTilesAtOnce * kTileSize + pair * 2 * kTileOutputs + k % 2] =
-          row < rows && k < columns ? weight[size_t(row) * columns + k] : 0;
+          row >= 0 && k < columns ? weight[size_t(row) * columns + k] : 0;
     }
   }
 }
@@ -136,9 +137,8 @@ constexpr int kTilesAhead = 16384;  // bytes of weights that are on their way
 
 // A group's outputs for all rows. One block of rows takes the weights as they come from memory;
 // for more, the next group's come meanwhile.
-void multiply_group(const Matrix& matrix, int group, const TileInput& x, float* y) {
-  const int blocks = up(x.rows, x.block), output = group * kGroupOutputs;
-  const int outputs = std::min(kGroupOutputs, matrix.rows - output);
+void multiply_group(const Matrix& matrix, int group, const TileInput& x, const Outputs& outputs) {
+  const int blocks = up(x.rows, x.block);
   const int64_t size = int64_t(x.steps) * kTilesAtOnce * kTileSize;
   const auto* weights = static_cast<const uint16_t*>(matrix.weight) + group * size;
   const auto* later = reinterpret_cast<const char*>(weights);
@@ -147,25 +147,26 @@ void multiply_group(const Matrix& matrix, int group, const TileInput& x, float* 
   for (int row = 0; row < x.rows; row += x.block) {
     sum_tiles(weights, x.at + size_t(row) * x.width, x, ahead, sums);
     for (int own = 0; own < std::min(x.block, x.rows - row); ++own)
-      for (int i = 0; i < outputs; i += kLanes)
-        put(load(sums + own * kGroupOutputs + i), matrix.bias ? matrix.bias + output + i : nullptr,
-            outputs - i, y + size_t(row + own) * matrix.rows + output + i);
+      for (int pair = 0; pair < kGroupPairs; ++pair) {
+        const float* from = sums + own * kGroupOutputs + pair * kOutputs;
+        outputs.put_pair(row + own, group * kGroupPairs + pair, load(from), load(from + kLanes));
+      }
   }
 }
 
 // As `multiply`.
-void multiply_by_tiles(Team& team, const Matrix& matrix, const float* x, int rows, float* y,
-                       uint16_t* room) {
+void multiply_by_tiles(Team& team, const Matrix& matrix, const float* x, int rows,
+                       const Outputs& outputs, uint16_t* room) {
   if (rows == 0) return;
   const int64_t threads = omp_get_num_threads(), thread = omp_get_thread_num();
-  const int64_t groups = up(matrix.rows, kGroupOutputs);
+  const int64_t groups = tile_groups(matrix.rows, matrix.gated);
   const int width = tiled_columns(matrix.columns);
   const TileInput input{rounded(team, x, rows, matrix.columns, width, room), rows, width,
                         width / kTileColumns, up(rows, up(rows, kTileRows))};
   const TileShape own{input.block, 16}, weights{kTileColumns / 2, kTileOutputs};
   use_tiles({own, own, own, own, own, weights, weights, weights});
   for (int64_t group = groups * thread / threads; group < groups * (thread + 1) / threads; ++group)
-    multiply_group(matrix, int(group), input, y);
+    multiply_group(matrix, int(group), input, outputs);
   stop_tiles();
 }
 
@@ -173,7 +174,7 @@ void multiply_by_tiles(Team& team, const Matrix& matrix, const float* x, int row
 
 constexpr bool kTiles = false;
 inline void stop_tiles() {}
-inline void multiply_by_tiles(Team&, const Matrix&, const float*, int, float*, uint16_t*) {}
+inline void multiply_by_tiles(Team&, const Matrix&, const float*, int, const Outputs&, uint16_t*) {}
 
 #endif
 

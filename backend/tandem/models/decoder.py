@@ -83,7 +83,7 @@ class MLP(nn.Module):
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
         self.width = config.intermediate_size
-        self.gate_up = Linear(config.hidden_size, 2 * self.width, config.mlp_bias, dtype)
+        self.gate_up = Linear(config.hidden_size, 2 * self.width, config.mlp_bias, dtype, True)
         self.down = Linear(self.width, config.hidden_size, config.mlp_bias, dtype)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -16,8 +16,17 @@ from tandem.models.config import ModelConfig
 class Linear(nn.Module):
     """y = x Wᵀ + b."""
 
-    def __init__(self, in_features: int, out_features: int, bias: bool, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool,
+        dtype: torch.dtype,
+        gated: bool = False,
+    ) -> None:
+        """gated: the first half of y are the gates of the others."""
         super().__init__()
+        self.gated = gated
         self.weight = nn.Parameter(
             torch.empty(out_features, in_features, dtype=dtype), requires_grad=False
         )

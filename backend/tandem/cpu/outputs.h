@@ -1,0 +1,60 @@
+// Where a linear layer's outputs are, packed and put: those of two registers side by side, a pair. Of
+// gates, and what they are the gates of, the first register has the ones and the second the others, so
+// that one can be multiplied by the other where both have been summed.
+#pragma once
+
+#include "numbers.h"
+#include "structures.h"
+
+namespace {
+
+constexpr int kOutputs = 2 * kLanes;
+
+inline int up(int count, int by) { return (count + by - 1) / by; }
+
+inline int pairs_of(int rows, bool gated) { return gated ? up(rows / 2, kLanes) : up(rows, kOutputs); }
+
+// The row of a weight that is packed at a place among those of all pairs, or -1: there is none, but
+// zeros.
+inline int row_at(int place, int rows, bool gated) {
+  if (!gated) return place < rows ? place : -1;
+  const int half = rows / 2, own = place / kOutputs * kLanes + place % kLanes;
+  return own < half ? own + place % kOutputs / kLanes * half : -1;
+}
+
+inline Floats with_bias(Floats sums, const float* bias, int count) {
+  if (!bias) return sums;
+  return sums + (count >= kLanes ? load(bias) : load_some(bias, count));
+}
+
+// Writes `count`, or all.
+inline void put(Floats values, int count, float* to) {
+  if (count >= kLanes) return store(to, values);
+  for (int lane = 0; lane < count; ++lane) to[lane] = values[lane];
+}
+
+inline Floats silu(Floats x) { return x / (1.0f + exp(-x)); }
+
+// What becomes of sums: y [rows, outputs], or with `activates`, which takes gates, of half as many.
+struct Outputs {
+  const Matrix& matrix;
+  float* y;
+  bool activates;
+
+  void put_pair(size_t row, int index, Floats first, Floats second) const {
+    const int half = matrix.rows / 2, width = activates ? half : matrix.rows;
+    const int at = index * (matrix.gated ? kLanes : kOutputs);
+    const int apart = matrix.gated ? half : kLanes;  // from a register's outputs to the other's
+    const int count = (matrix.gated ? half : matrix.rows) - at;
+    const int others = matrix.gated ? count : count - kLanes;
+    const float* bias = matrix.bias ? matrix.bias + at : nullptr;
+    float* own = y + row * width + at;
+    first = with_bias(first, bias, count);
+    second = with_bias(second, bias ? bias + apart : nullptr, others);
+    if (activates) return put(silu(first) * second, count, own);
+    put(first, count, own);
+    put(second, others, own + apart);
+  }
+};
+
+}  // namespace
