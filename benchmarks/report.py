@@ -34,8 +34,8 @@ first token's time, which every contender shows by a run of one token. *200 MB* 
 the same function at the cost of a bigger model, so that drafts are accepted as they are for the
 demo target. Tandem adapts its speculation, as it does by default, and k is the most that it may
 draft; the others draft k tokens a round.
-Tandem holds weights in bf16 and sums in fp32 (inputs of linear layers have 8 bits by AVX512_BF16,
-16 by AMX, 24 elsewhere), OpenVINO holds fp16 weights and computes as it chooses (its KV cache is 8
+Tandem holds weights in bf16 and sums in fp32 (inputs of linear layers have 8 bits by AVX512_BF16
+and AMX, 24 elsewhere), OpenVINO holds fp16 weights and computes as it chooses (its KV cache is 8
 bits wide by default), vLLM and transformers run in bf16 where the CPU has its arithmetic and in
 fp32 elsewhere."""
 THROUGHPUT = """## Many requests at once
