@@ -48,14 +48,14 @@ def test_mixed_traffic_while_the_engine_is_killed():
 def test_ten_times_what_can_be_answered():
     result = overload("tandem", factor=10, seconds=8)
     check(result)
-    assert result.clients["queue_full"] > 0
+    assert result.clients["queue_full"] > result.clients["length"]
 
 
 @pytest.mark.vllm
 def test_ten_times_what_vllm_can_answer():
     result = overload("tandem_vllm", factor=10, seconds=8)
     check(result)
-    assert result.clients["queue_full"] > 0
+    assert result.clients["queue_full"] > result.clients["length"]
 
 
 def test_loads_and_unloads():

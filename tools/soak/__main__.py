@@ -166,7 +166,8 @@ def _show(result: Result, console: Console) -> None:
         console.print(f"WRONG: {trouble}", markup=False)
     for late in result.late:
         console.print(f"LATE: {late}", markup=False)
-    console.print("All adds up." if not result.troubles else "It does not add up.")
+    end = "It does not add up." if result.troubles else "All adds up."
+    console.print(f"{end} Not all came in time." if result.late else end)
 
 
 def _answered(ms: list[float], what: str) -> str:

@@ -161,7 +161,9 @@ std::vector<Task> share_out(const Model& model, const Step& step, const std::vec
       for (int head = 0; head < model.kv_heads; head += heads)
         found.push_back({span.query, span.first + begin, rows, head, heads});
       run.heads = std::max(run.heads, rows * shared * heads);
-      run.scores = std::max(run.scores, tiled_rows(rows * shared * heads) * line);
+      // (A tile has the lines behind a KV head's last one, too.)
+      const int lines = (heads - 1) * rows * shared + tiled_rows(rows * shared);
+      run.scores = std::max(run.scores, lines * line);
       if (!tiles_attend(model) && !twos_attend(model)) continue;
       const auto queries = kTiles ? tile_queries_size : two_queries_size;
       const auto sums = kTiles ? tile_sums_size : two_sums_size;

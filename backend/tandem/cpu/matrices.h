@@ -11,9 +11,9 @@
 namespace {
 
 // Weights lie as they are read, so that memory is read in a straight line: a pair of registers' outputs,
-// column after column. In bfloat16 an output shares a word with the one
-// kLanes further on, or a column with the next one (Two). Every lane of a register is an output of
-// its own, whose sum goes column by column. What is missing of the last outputs is zero.
+// column after column. In bfloat16 an output of the first register shares a word with the second one's,
+// or a column with the next one (Two). Every lane of a register is an output of its own, whose sum goes
+// column by column. What is missing of the last outputs is zero.
 constexpr int kSums = kLanes == 16 ? 14 : 6;  // pairs of registers that hold sums at once
 // Bytes of weights that are on their way, and with so many rows that arithmetic takes about as long as
 // memory: they wait in the second cache then, which with fewer rows or with more is slower.

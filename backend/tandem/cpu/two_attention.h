@@ -1,6 +1,6 @@
-// Attention by products of two bfloat16 (twos.h), where keys and values are bfloat16 and there is
-// no matrix unit. Queries go in rounded, as a linear layer's input does, and so do shares, before
-// they are divided by their sum: that of the rounded ones, so that they add up to one.
+// Attention by products of two bfloat16 (twos.h), where keys and values are bfloat16 and the matrix unit
+// does not do it (tile_attention.h). Queries go in rounded, as a linear layer's input does, and so do
+// shares, before they are divided by their sum: that of the rounded ones, so that they add up to one.
 //
 // A score sums pairs of columns. Values are summed by pairs of positions of the text, an even one
 // and the one behind it: what a row does not see of them adds zero.
