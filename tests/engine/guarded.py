@@ -1,0 +1,65 @@
+"""`python -m tests.engine.guarded FOLDER`: passes by kernels whose memory ends where no other begins.
+
+Whatever they read or write behind its end ends the process, by whichever instruction. Each pass is
+the first one of its runner, so that no room is left over from a larger one.
+"""
+
+import sys
+from itertools import product
+from pathlib import Path
+
+import torch
+
+from tandem.attention.plan import Query
+from tandem.cpu.library import load_kernels
+from tandem.cpu.linear import KernelLinear
+from tandem.models.config import read_model_config
+from tandem.runners.model_runner import ModelRunner
+from tests.engine import test_cpu_kernels as kernels
+from tests.engine.checkpoints import make_checkpoint
+from tests.engine.kernels import bent
+
+PLACE = 'extern "C" {\nvoid* tandem_space()'
+GUARDS = """
+#include <sys/mman.h>
+#include <new>
+
+__attribute__((visibility("hidden"))) void* operator new(size_t size) {
+  constexpr size_t kPage = 4096, kNumber = 16;
+  const size_t taken = (size + kNumber - 1) / kNumber * kNumber, pages = (taken + kPage - 1) / kPage;
+  char* memory = static_cast<char*>(mmap(nullptr, (pages + 1) * kPage, PROT_READ | PROT_WRITE,
+                                         MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  mprotect(memory + pages * kPage, kPage, PROT_NONE);
+  return memory + pages * kPage - taken;
+}
+__attribute__((visibility("hidden"))) void operator delete(void*) noexcept {}
+__attribute__((visibility("hidden"))) void operator delete(void*, size_t) noexcept {}
+"""
+DTYPES = (torch.float32, torch.bfloat16)
+ROWS = (1, 8, 15, 17, 33)
+
+
+def main(folder: Path) -> None:
+    with bent(folder / "source", "kernels.cpp", PLACE, GUARDS + PLACE):
+        for shape, (family, overrides) in kernels.SHAPES.items():
+            make_checkpoint(folder / shape, family, seed=3, **overrides)
+            for dtype, threads, rows in product(DTYPES, (1, 2), ROWS):
+                read_and_draft(folder / shape, dtype, threads, rows)
+        for dtype, rows, gated in product(DTYPES, ROWS, (False, True)):
+            weight = torch.ones(74, 35, dtype=dtype)
+            KernelLinear(load_kernels(), weight, None, None, gated)(torch.ones(rows, 35))
+    print("all within")
+
+
+def read_and_draft(folder: Path, dtype: torch.dtype, threads: int, rows: int) -> None:
+    torch.set_num_threads(threads)
+    runner = ModelRunner(folder, read_model_config(folder), dtype, torch.device("cpu"))
+    runner.allocate(num_blocks=12, block_size=16)
+    assert runner.by_kernels is not None
+    runner.forward(kernels.TEXT[:rows], [Query(kernels.BLOCKS, 0, rows)])
+    draft = Query(kernels.BLOCKS, rows, len(kernels.TREE), kernels.TREE)
+    runner.forward(kernels.NODES, [draft])
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
