@@ -1,7 +1,7 @@
-"""`python -m tests.engine.guarded FOLDER`: passes by kernels whose memory ends where no other begins.
+"""`python -m tests.engine.guarded FOLDER`: passes by kernels with nothing behind their memory's end.
 
-Whatever they read or write behind its end ends the process, by whichever instruction. Each pass is
-the first one of its runner, so that no room is left over from a larger one.
+Whatever is read or written there ends the process, by whichever instruction. Each pass is the first
+one of its runner, so that no room is left over from a larger one.
 """
 
 import sys
@@ -26,7 +26,8 @@ GUARDS = """
 
 __attribute__((visibility("hidden"))) void* operator new(size_t size) {
   constexpr size_t kPage = 4096, kNumber = 16;
-  const size_t taken = (size + kNumber - 1) / kNumber * kNumber, pages = (taken + kPage - 1) / kPage;
+  const size_t taken = (size + kNumber - 1) / kNumber * kNumber;
+  const size_t pages = (taken + kPage - 1) / kPage;
   char* memory = static_cast<char*>(mmap(nullptr, (pages + 1) * kPage, PROT_READ | PROT_WRITE,
                                          MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   mprotect(memory + pages * kPage, kPage, PROT_NONE);
