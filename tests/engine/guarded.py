@@ -1,4 +1,4 @@
-"""`python -m tests.engine.guarded FOLDER`: passes by kernels with nothing behind their memory's end.
+"""`python -m tests.engine.guarded FOLDER`: passes by kernels with nothing behind their memory.
 
 Whatever is read or written there ends the process, by whichever instruction. Each pass is the first
 one of its runner, so that no room is left over from a larger one.
