@@ -174,13 +174,14 @@ class BlockManager:
 
     def usage(self) -> PoolUsage:
         """Blocks by state."""
-        used = sum(count > 0 for count in self._references)
+        used = self.num_blocks - len(self._free) - len(self._idle)
         return PoolUsage(len(self._free), len(self._idle), used, self.num_blocks)
 
     def check_integrity(self, idle: bool) -> None:
         """Asserts that no block is lost or held twice; with `idle`, that none is in use."""
         usage = self.usage()
-        assert usage.free + usage.cached + usage.used == usage.total, f"blocks are lost: {usage}"
+        held = sum(count > 0 for count in self._references)
+        assert held == usage.used, f"blocks are lost: {held} are held of {usage}"
         assert not set(self._free) & set(self._idle), "a block is both free and cached"
         assert set(self._idle) <= set(self._content), "an idle block has no known content"
         assert len(self._index) == len(self._content), "index and contents disagree"

@@ -104,12 +104,11 @@ float softmax(float* line, int whole, int end, float scale, Position position) {
     const Floats scores = load(line + i);
     most = scores > most ? scores : most;
   }
-  float greatest = most[0];
-  for (int lane = 1; lane < kLanes; ++lane) greatest = std::max(greatest, most[lane]);
+  const float limit = greatest(most);
   S* shares = reinterpret_cast<S*>(line);
   Floats sums = {};
   for (int i = 0; i < end; i += kLanes) {
-    const Floats power = (load(line + i) - greatest) * scale;
+    const Floats power = (load(line + i) - limit) * scale;
     store(shares + i, std::is_same_v<S, float> ? exp(power) : exp_to_round(power));
     if (i < whole) sums += load(shares + i);
   }
@@ -119,7 +118,7 @@ float softmax(float* line, int whole, int end, float scale, Position position) {
 
 template <class W>
 void score_all(const Attention<W>& task) {
-  for (int at = 0; at < std::min(kPositionsAhead, task.end); ++at) fetch(task, task.keys, at);
+  fetch_first(task);
   if constexpr (std::is_same_v<W, uint16_t>)
     if (task.queries) return kTiles ? score_by_tiles(task) : score_by_twos(task);
   each_line(task, task.keys, task.values, [&](int at, const Head* heads, const auto& keys) {
@@ -157,12 +156,10 @@ void share(const Model& model, const Query& query, const Run& run, Task task, in
   const std::vector<uint8_t>& seen = run.seen[task.query];
   const std::vector<int32_t>& depth = run.depth[task.query];
   const int nodes = query.stored + query.length;
-  for (int at = query.start; at < end; ++at) {
-    const int node = at - query.start;
-    const bool sees = seen.empty() ? node <= query.stored + row : seen[size_t(row) * nodes + node];
-    if (!sees) scores[at] = -INFINITY;
-  }
-  std::fill(scores + end, scores + padded(end), -INFINITY);
+  const int seen_all = seen.empty() ? query.start + query.stored + row + 1 : end;
+  std::fill(scores + seen_all, scores + padded(end), -INFINITY);
+  for (int node = 0; node < (seen.empty() ? 0 : nodes); ++node)
+    if (!seen[size_t(row) * nodes + node]) scores[query.start + node] = -INFINITY;
   const int whole = seen.empty() ? padded(end) : query.start - query.start % kLanes;
   const float scale = 1 / std::sqrt(float(model.head_dim));
   const auto position = [&](int at) {

@@ -12,14 +12,16 @@ namespace {
 
 constexpr int kBlock = 16;     // positions whose keys or values are read together
 constexpr int kWidest = 1024;  // most columns of a head
-constexpr int kPositionsAhead = 32;
-#if defined(__AVX512BF16__) && !TANDEM_TILES
-// Into the second cache: more lines are on their way at once than into the first one (measured on
-// Zen 4, 31 GB/s for 21).
-constexpr int kNearness = 2;
+// Positions that are on their way into the second cache, where more lines can be on their way at once
+// (31 GB/s for 21 on Zen 4), and into the first one, from where tiles are loaded; 0: none.
+#if TANDEM_TILES
+constexpr int kFarPositions = 64, kNearPositions = 16;
+#elif defined(__AVX512BF16__)
+constexpr int kFarPositions = 32, kNearPositions = 0;
 #else
-constexpr int kNearness = 3;
+constexpr int kFarPositions = 0, kNearPositions = 32;
 #endif
+constexpr int kFirstPositions = std::max(kFarPositions, kNearPositions);
 
 // A row's query of one head, its scores or shares by position, and what it mixes of the values.
 struct Head {
@@ -48,13 +50,28 @@ struct Attention {
   float* sums;        // [kv_heads, as `tile_sums_size` or `two_sums_size` says]
 };
 
-// Has memory bring what lies at a position: the addresses jump too often for the processor to see
-// it by itself.
-template <class W>
+// Has memory bring what lies at a position into the first or the second cache: the addresses jump too
+// often for the processor to see it by itself.
+template <bool kFirst, class W>
 void fetch(const Attention<W>& task, const W* from, int at) {
   const W* line = from + size_t(task.slots[at]) * task.width;
   for (int i = 0; i < task.kv_heads * task.size; i += 64 / int(sizeof(W)))
-    __builtin_prefetch(line + i, 0, kNearness);
+    __builtin_prefetch(line + i, 0, kFirst ? 3 : 2);
+}
+
+// What lies at a position or, behind the end, at the beginning of what is read next, if anything is.
+template <bool kFirst, class W>
+void fetch(const Attention<W>& task, const W* from, const W* next, int at) {
+  if (at < task.end)
+    fetch<kFirst>(task, from, at);
+  else if (next && at - task.end < task.end)
+    fetch<kFirst>(task, next, at - task.end);
+}
+
+template <class W>
+void fetch_first(const Attention<W>& task) {
+  for (int at = 0; at < std::min(kFirstPositions, task.end); ++at)
+    fetch<kFarPositions == 0>(task, task.keys, at);
 }
 
 // Calls `use` with each block of positions and each KV head; `next` is what will be read when this
@@ -64,12 +81,10 @@ void each_block(const Attention<W>& task, const W* from, const W* next, Use use)
   for (int at = 0; at < task.end; at += kBlock)
     for (int head = 0; head < task.kv_heads; ++head) {
       // A few lines at a time: were all asked for at once, nothing else would go on meanwhile.
-      const int later = at + kPositionsAhead;
-      for (int p = kBlock * head / task.kv_heads; p < kBlock * (head + 1) / task.kv_heads; ++p)
-        if (later + p < task.end)
-          fetch(task, from, later + p);
-        else if (next && later + p - task.end < task.end)
-          fetch(task, next, later + p - task.end);
+      for (int p = kBlock * head / task.kv_heads; p < kBlock * (head + 1) / task.kv_heads; ++p) {
+        if (kFarPositions) fetch<false>(task, from, next, at + p + kFarPositions);
+        if (kNearPositions) fetch<true>(task, from, next, at + p + kNearPositions);
+      }
       use(at, head);
     }
 }

@@ -33,8 +33,6 @@ inline void put(Floats values, int count, float* to) {
   for (int lane = 0; lane < count; ++lane) to[lane] = values[lane];
 }
 
-inline Floats silu(Floats x) { return x / (1.0f + exp(-x)); }
-
 // What becomes of sums: y [rows, outputs], or with `activates`, which takes gates, of half as many.
 struct Outputs {
   const Matrix& matrix;

@@ -10,7 +10,8 @@
 
 namespace {
 
-constexpr int kMixed = 32;  // positions whose values are summed together
+constexpr int kMixed = 32;    // positions whose values are summed together
+constexpr int kMixSteps = 4;  // and how often, before sums leave their tiles
 
 // Whether keys and values lie as tiles are read.
 inline bool tiles_attend(const Model& model) {
@@ -114,39 +115,40 @@ inline void score_tiles(const Head* heads, const uint16_t* queries, int count, c
   }
 }
 
-// Values of 32 positions, pairs of them side by side: [columns / 16, 16 pairs, 16 columns, 2]. Of 32
-// columns the first tile takes each four, the second one the four behind them.
-inline void pair_values(const uint16_t* const* lines, int size, uint16_t* to) {
-  for (int pair = 0; pair < kMixed / 2; ++pair, lines += 2, to += 2 * kTileOutputs)
-    for (int column = 0; column < size; column += 2 * kTileOutputs) {
-      const __m512i even = _mm512_loadu_si512(lines[0] + column);
-      const __m512i odd = _mm512_loadu_si512(lines[1] + column);
-      uint16_t* own = to + column / kTileOutputs * kTileSize;
-      _mm512_storeu_si512(own, _mm512_unpacklo_epi16(even, odd));
-      _mm512_storeu_si512(own + kTileSize, _mm512_unpackhi_epi16(even, odd));
-    }
+// 32 columns of the values of 32 positions, pairs of them side by side: [2, 16 pairs, 16 columns, 2].
+// The first tile takes each four columns, the second one the four behind them.
+inline void pair_values(const uint16_t* const* lines, int column, uint16_t* to) {
+  for (int pair = 0; pair < kMixed / 2; ++pair, lines += 2, to += 2 * kTileOutputs) {
+    const __m512i even = _mm512_loadu_si512(lines[0] + column);
+    const __m512i odd = _mm512_loadu_si512(lines[1] + column);
+    _mm512_storeu_si512(to, _mm512_unpacklo_epi16(even, odd));
+    _mm512_storeu_si512(to + kTileSize, _mm512_unpackhi_epi16(even, odd));
+  }
 }
 
-// Adds what heads mix of 32 positions to their sums, a tile of `rows` heads after another: their shares
-// lie `stride` numbers apart. lines: the positions' values.
-void mix_tiles(const uint16_t* shares, int stride, int count, const uint16_t* const* lines, int size,
-               int rows, float* sums) {
-  alignas(64) uint16_t paired[kMixed * kWidest];
-  pair_values(lines, size, paired);
+// Adds what heads mix of `steps` times 32 positions to their sums, a tile of `rows` heads after another:
+// their shares lie `stride` numbers apart. lines: the positions' values.
+void mix_tiles(const uint16_t* shares, int stride, int count, const uint16_t* const* lines, int steps,
+               int size, int rows, float* sums) {
+  alignas(64) uint16_t paired[kMixSteps][2 * kTileSize];
   const int line = size * int(sizeof(float));
-  written();
-  for (int first = 0; first < count; first += rows, sums += rows * size, shares += rows * stride) {
-    const uint16_t* values = paired;
-    _tile_loadd(4, shares, stride * int(sizeof(uint16_t)));
-    for (int column = 0; column < size; column += 2 * kTileOutputs, values += 2 * kTileSize) {
-      _tile_loadd(0, sums + column, line);
-      _tile_loadd(5, values, 64);
-      _tile_dpbf16ps(0, 4, 5);
-      _tile_stored(0, sums + column, line);
-      _tile_loadd(1, sums + column + kTileOutputs, line);
-      _tile_loadd(6, values + kTileSize, 64);
-      _tile_dpbf16ps(1, 4, 6);
-      _tile_stored(1, sums + column + kTileOutputs, line);
+  for (int column = 0; column < size; column += 2 * kTileOutputs) {
+    for (int step = 0; step < steps; ++step)
+      pair_values(lines + step * kMixed, column, paired[step]);
+    written();
+    for (int first = 0; first < count; first += rows) {
+      float* own = sums + first * size + column;
+      _tile_loadd(0, own, line);
+      _tile_loadd(1, own + kTileOutputs, line);
+      for (int step = 0; step < steps; ++step) {
+        _tile_loadd(4, shares + first * stride + step * kMixed, stride * int(sizeof(uint16_t)));
+        _tile_loadd(5, paired[step], 64);
+        _tile_dpbf16ps(0, 4, 5);
+        _tile_loadd(6, paired[step] + kTileSize, 64);
+        _tile_dpbf16ps(1, 4, 6);
+      }
+      _tile_stored(0, own, line);
+      _tile_stored(1, own + kTileOutputs, line);
     }
   }
 }
@@ -156,7 +158,7 @@ void mix_tiles(const uint16_t* shares, int stride, int count, const uint16_t* co
 inline void use_attention_tiles(int) {}
 inline void lay_out_queries(const Head*, int, int, uint16_t*) {}
 inline void score_tiles(const Head*, const uint16_t*, int, const uint16_t*, int, int, int) {}
-void mix_tiles(const uint16_t*, int, int, const uint16_t* const*, int, int, float*) {}
+void mix_tiles(const uint16_t*, int, int, const uint16_t* const*, int, int, int, float*) {}
 
 #endif
 
@@ -188,27 +190,30 @@ void mix_paths(const Attention<uint16_t>& task, int begin, int kv_head, int rows
       for (int head = 0; head < rows; ++head)
         for (int i = 0; i < some; ++i)
           shares[head * kMixed + i] = reinterpret_cast<const uint16_t*>(heads[head].scores)[places[i]];
-      mix_tiles(shares, kMixed, rows, lines, task.size, rows, sums + (first + from) * task.size);
+      mix_tiles(shares, kMixed, rows, lines, 1, task.size, rows, sums + (first + from) * task.size);
     }
   };
   each_path<kMixed>(task, begin, kv_head, mix);
 }
 
 void mix_by_tiles(const Attention<uint16_t>& task) {
+  constexpr int kChunk = kMixSteps * kMixed;  // positions
   const int size = tile_sums_size(task.count, task.size), rows = tile_heads(task.count);
   const bool by_paths = task.text < task.end;
   const int whole = by_paths ? task.text - task.text % kMixed : task.end;
   const uint16_t* none = nullptr;
   std::fill_n(task.sums, task.kv_heads * size, 0.0f);
   each_block(task, task.values, none, [&](int at, int head) {
-    if (at % kMixed || at >= whole) return;
-    const uint16_t* lines[kMixed];
-    for (int i = 0; i < kMixed; ++i)
-      lines[i] = at + i >= whole ? kNoValues
-                                 : task.values + size_t(task.slots[at + i]) * task.width +
-                                       head * task.size;
-    const auto* shares = reinterpret_cast<const uint16_t*>(task.heads[head * task.count].scores) + at;
-    mix_tiles(shares, 2 * task.line, task.count, lines, task.size, rows, task.sums + head * size);
+    const int begin = at - at % kChunk, end = std::min(begin + kChunk, whole);
+    if (at >= end || at + kBlock < end) return;  // not the last block before `end`
+    const uint16_t* lines[kChunk];
+    for (int i = 0; i < up(end - begin, kMixed) * kMixed; ++i)
+      lines[i] = begin + i >= whole ? kNoValues
+                                    : task.values + size_t(task.slots[begin + i]) * task.width +
+                                          head * task.size;
+    const auto* scores = task.heads[head * task.count].scores;
+    mix_tiles(reinterpret_cast<const uint16_t*>(scores) + begin, 2 * task.line, task.count, lines,
+              up(end - begin, kMixed), task.size, rows, task.sums + head * size);
   });
   int row_heads = tile_heads(task.shared);
   while (task.shared % row_heads) --row_heads;

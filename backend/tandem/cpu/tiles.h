@@ -90,7 +90,13 @@ void use_tiles(const TileShape (&shapes)[8]) {
 }
 void stop_tiles() { _tile_release(); }
 
-// What is asked for while tiles are multiplied: so many lines of memory a tile of weights.
+// Bytes of weights that are on their way into the second cache, and those on their way from there into
+// the first one: what is loaded from the second keeps multiplications waiting, and more lines can be on
+// their way to it.
+constexpr int kTilesAhead = 16384, kTilesNear = 4096;
+
+// What is asked for while tiles are multiplied: so many lines of memory a tile of weights, one by one.
+// (With their number known to the compiler they come all at once, which takes longer.)
 struct TilesAhead {
   const char* from;
   int lines;
@@ -115,9 +121,14 @@ inline void sum_tiles(const uint16_t* weights, const uint16_t* x, const TileInpu
 #define TANDEM_ADD(tile, own)                         \
   _tile_loadd(own, weights + (tile) * kTileSize, 64); \
   _tile_dpbf16ps(tile, 4, own);                       \
+  for (int line = 0; line < kTileRows; ++line)        \
+    __builtin_prefetch(near + ((tile) * kTileRows + line) * 64, 0, 3);                                  \
   for (int line = 0; line < ahead.lines; ++line, ahead.from += 64) __builtin_prefetch(ahead.from, 0, 2)
   for (int step = 0; step < input.steps; ++step) {
+    const char* near = reinterpret_cast<const char*>(weights) + kTilesNear;
     _tile_loadd(4, x, stride);
+    for (int row = 0; row < input.block; ++row)
+      __builtin_prefetch(x + 2 * kTileColumns + row * input.width, 0, 3);
     TANDEM_ADD(0, 5);
     TANDEM_ADD(1, 6);
     TANDEM_ADD(2, 7);
@@ -132,8 +143,6 @@ inline void sum_tiles(const uint16_t* weights, const uint16_t* x, const TileInpu
   _tile_stored(2, sums + 2 * kTileOutputs, kStride);
   _tile_stored(3, sums + 3 * kTileOutputs, kStride);
 }
-
-constexpr int kTilesAhead = 16384;  // bytes of weights that are on their way
 
 // A group's outputs for all rows. One block of rows takes the weights as they come from memory;
 // for more, the next group's come meanwhile.
