@@ -80,7 +80,7 @@ def test_hopeless_lookups_cost_next_to_nothing_and_are_used_when_they_find_somet
     windows = 1 if batch == 1 else 2  # with eight, finds must be better to be worth it
     world.run(mixture, batch, LONGEST, windows * (LONGEST_PAUSE + WINDOW), requests)
     assert world.run(mixture, batch, LONGEST, 40, requests) > 1.5 * plain
-    assert not mixture._pausing
+    assert mixture._asked
 
 
 def test_what_was_found_before_a_pause_is_not_judged_by_texts_behind_it():
@@ -93,7 +93,7 @@ def test_what_was_found_before_a_pause_is_not_judged_by_texts_behind_it():
     for _ in range(WINDOW + 1):
         judged = len(mixture._chooser._judged)
         world.run(mixture, 1, LONGEST, 1, requests)
-    assert mixture._pausing
+    assert not mixture._asked
     assert len(mixture._chooser._judged) == judged
 
 
@@ -142,7 +142,7 @@ def test_lookups_beside_a_model_that_pays_are_asked():
 
 def run_until(world, mixture, requests, pausing):
     for _ in range(LONGEST_PAUSE + WINDOW):
-        if mixture._pausing == pausing:
+        if mixture._asked != pausing:
             return
         world.run(mixture, 1, LONGEST, 1, requests)
     pytest.fail("it did not come")

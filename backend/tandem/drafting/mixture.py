@@ -78,8 +78,8 @@ class MixtureProposer(Proposer):
         self._rests = Rests()
         self._naps = Naps()
         self._pauses = Pauses()
-        self._pausing = False
-        """In the round under way."""
+        self._asked = False
+        """Whether anybody was to draft in the round under way."""
         self._requests = Notes[Known]()
         self._agenda: Agenda | None = None
         self._plans = Plans(0, 0, 0, {})
@@ -89,7 +89,7 @@ class MixtureProposer(Proposer):
     # -- drafting ------------------------------------------------------------------------------
 
     def propose(self, decodes: Sequence[Decode], alone: bool = False) -> Draft:
-        self._round = None
+        self._round, self._asked = None, False
         if not decodes:
             self._agenda = None  # nothing is kept of requests that have gone
             return Draft([])
@@ -97,15 +97,16 @@ class MixtureProposer(Proposer):
         if self._naps_for(decodes):
             assert self._agenda is not None and self._agenda.idle is not None
             return self._agenda.idle
-        self._pausing = bool(self.lookups) and self._pauses_for(decodes)
+        pausing = bool(self.lookups) and self._pauses_for(decodes)
         before = self._agenda
-        agenda = self._agenda = None if self._pausing else self._agenda_of(decodes)
+        agenda = self._agenda = None if pausing else self._agenda_of(decodes)
         begun = self.watch.clock()
         if agenda is None:
             draft, by_model = Draft([[] for _ in decodes]), False
         else:
             # what lookups draft for others would have to be verified in the same launch
             draft, by_model = self._carry_out(agenda, alone and not self.lookups)
+            self._asked = by_model or bool(self.lookups)
         if by_model and agenda is before and self._naps.due(drafting=True):
             self.watch.forget()
             return draft
@@ -289,13 +290,12 @@ class MixtureProposer(Proposer):
     # -- learning ------------------------------------------------------------------------------
 
     def observe(self, request: Request, drafted: int, verdict: Verdict) -> None:
-        known = self._requests.get(request)
-        sure: Sequence[float] = ()
-        if known is not None and known.sure:
-            sure, known.sure = known.sure, ()
-        if not drafted and not sure and (self._pausing or not self.lookups):
+        if not self._asked:
             return
-        assert known is not None
+        known = self._requests[request]
+        sure, known.sure = known.sure, ()
+        if not drafted and not sure and not self.lookups:
+            return
         noise = noise_of(request)
         judged = Judged(known, known.found, known.taken, drafted, verdict, noise, known.asked, sure)
         self._chooser.judged(judged)
