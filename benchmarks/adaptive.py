@@ -4,8 +4,8 @@
 benchmarks/results/adaptive.json. Easy prompts repeat themselves, the mixed ones are half that and
 half held-out code, and hopeless is held-out code with a draft of random weights. As behind a load
 generator that keeps so many requests going, one that ends is followed by another. Each contender
-has an engine of its own, all with the same weights in memory, and they take turns of half a second:
-what slows the machine down for a while slows all of them.
+has an engine of its own, all with the same weights in memory, and they take turns of a tenth of a
+second: what slows the machine down for a while slows all of them.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from benchmarks.common import (
     save,
     show,
 )
+from benchmarks.contenders import model_folder
 from benchmarks.ratios import Ratio, against_best
 from tandem import Engine, EngineConfig, SamplingParams
 from tandem.drafting.mixture import MixtureProposer
@@ -48,7 +49,7 @@ LENGTHS = (2, 4, 8)
 PLAIN, ADAPTIVE = "plain", "adaptive"
 TITLES = (PLAIN, *(f"k = {k}" for k in LENGTHS), ADAPTIVE)
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64)
-TURN = 0.5  # seconds
+TURN = 0.1  # seconds
 PARTS = 5  # of the turns, whose figures show how far they differ
 
 
@@ -58,6 +59,7 @@ def main(
     warm_up: Annotated[float, typer.Option(help="Seconds of each before these.")] = 5.0,
     threads: Annotated[int, typer.Option(help="CPU threads.")] = 2,
     concurrencies: Annotated[list[int] | None, typer.Option(help="Requests at once.")] = None,
+    megabytes: Annotated[int | None, typer.Option(help="Of the target, if not the demo's.")] = None,
 ) -> None:
     """Measures and reports."""
     torch.set_num_threads(threads)
@@ -68,10 +70,11 @@ def main(
         "seconds": seconds,
         "turn": TURN,
     }
+    target = model_folder(megabytes)
     cases = {"easy": MODELS / "draft", "mixed": MODELS / "draft", "hopeless": _random_draft()}
     for case, draft in cases.items():
         with ExitStack() as stack:
-            contenders = _contenders(draft, stack)
+            contenders = _contenders(target, draft, stack)
             texts = _texts(case)
             result[case] = {}
             for concurrency in sweep:
@@ -84,7 +87,7 @@ def main(
                 found[ADAPTIVE]["of_the_best_other"] = against_best(turns, ADAPTIVE)
                 result[case][str(concurrency)] = found
         _show(case, result[case])
-    save("adaptive", result)
+    save("adaptive" if megabytes is None else f"adaptive-{megabytes}", result)
 
 
 def _random_draft() -> Path:
@@ -127,10 +130,10 @@ class Clocked(NamedTuple):
     clock: Clock
 
 
-def _contenders(draft: Path, stack: ExitStack) -> dict[str, Clocked]:
-    made = {PLAIN: _engine(None, 0, False)}
-    made |= {f"k = {k}": _engine(draft, k, False) for k in LENGTHS}
-    made[ADAPTIVE] = _engine(draft, max(LENGTHS), True)
+def _contenders(target: Path, draft: Path, stack: ExitStack) -> dict[str, Clocked]:
+    made = {PLAIN: _engine(target, None, 0, False)}
+    made |= {f"k = {k}": _engine(target, draft, k, False) for k in LENGTHS}
+    made[ADAPTIVE] = _engine(target, draft, max(LENGTHS), True)
     clocks = {title: Clock() for title in made}
     for engine in made.values():
         stack.enter_context(engine)
@@ -141,11 +144,11 @@ def _contenders(draft: Path, stack: ExitStack) -> dict[str, Clocked]:
     return {title: Clocked(engine, clocks[title]) for title, engine in made.items()}
 
 
-def _engine(draft: Path | None, k: int, adaptive: bool) -> Engine:
+def _engine(target: Path, draft: Path | None, k: int, adaptive: bool) -> Engine:
     speculation = {"draft_model": draft, "num_speculative_tokens": k} if draft else {}
     return Engine(
         EngineConfig(
-            model=MODELS / "target",
+            model=target,
             adaptive_speculation=adaptive,
             enable_prefix_caching=False,
             kv_cache_memory="512MiB",

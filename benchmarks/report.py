@@ -57,7 +57,7 @@ ADAPTIVE_TEXT = """## Speculation under load
 Plain decoding, fixed draft lengths, and adaptive speculation (the default) with 1 to 64 requests at
 once: one that ends is followed by another (128 tokens each, behind prompts of 128). *Easy* prompts
 repeat themselves, *mixed* ones are half that and half held-out code, *hopeless* is held-out code
-with a draft of random weights. All take turns of half a second, with the same weights in memory.
+with a draft of random weights. All take short turns, with the same weights in memory.
 Which other is the best is decided by half of the turns, and compared by the rest, for the best of
 several noisy figures looks better than it is; in brackets, where nine of ten such ratios lie when
 turns are drawn anew."""

@@ -14,8 +14,9 @@ PROMPTS = [random.Random(place).choices(range(9, 4000), k=12) for place in range
 @pytest.fixture(scope="module")
 def pair():
     """Engines without a method, and with a draft of up to two tokens."""
-    plain = adaptive._engine(None, 0, False)
-    drafting = adaptive._engine(adaptive.MODELS / "draft", 2, False)
+    target, draft = (adaptive.MODELS / name for name in ("target", "draft"))
+    plain = adaptive._engine(target, None, 0, False)
+    drafting = adaptive._engine(target, draft, 2, False)
     with plain, drafting:
         adaptive._share_weights(plain, drafting)
         yield plain, drafting

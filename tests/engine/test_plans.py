@@ -37,7 +37,7 @@ def test_what_is_planned_holds_while_no_others_come_and_few_go(made):
     model = Guess(world, 0.8, level_s=0.1)
     mixture = of_a_model(world, model)
     requests = [make_request([1, 2]) for _ in range(9)]
-    few = (5, APART_FOR, []), (5, 2, [5])
+    few = (5, APART_FOR, []), (5, 2, [5]), (5, PLANNED_FOR, [5])
     for count, rounds, due in ((8, 2, [8]), (7, 2, []), (6, 2, []), *few, (9, 2, [9])):
         made.clear()
         asked = model.asked

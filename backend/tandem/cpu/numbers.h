@@ -118,18 +118,6 @@ inline Floats exp(Floats x) {
   return x > -87.0f ? found * reinterpret_cast<Floats>(power) : all(0.0f);
 }
 
-// x / (1 + e to the -x). Division takes as long as all the rest: an estimate to some 6e-5 that is made
-// better once is as good.
-inline Floats silu(Floats x) {
-  const Floats divisor = 1.0f + exp(-x);
-#if defined(__AVX512F__)
-  const Floats estimate = (Floats)_mm512_rcp14_ps((__m512)divisor);
-  return x * fused(estimate, fused(-divisor, estimate, all(1.0f)), estimate);
-#else
-  return x / divisor;
-#endif
-}
-
 // The same to some 4e-6 of it, for what is rounded to bfloat16: less work.
 inline Floats exp_to_round(Floats x) {
 #if defined(__AVX512F__)
@@ -142,6 +130,18 @@ inline Floats exp_to_round(Floats x) {
   return x > -87.0f ? (Floats)_mm512_scalef_ps((__m512)found, whole) : all(0.0f);
 #else
   return exp(x);
+#endif
+}
+
+// x / (1 + e to the -x). Division takes as long as all the rest: an estimate to some 6e-5 that is made
+// better once is as good.
+inline Floats silu(Floats x) {
+  const Floats divisor = 1.0f + exp(-x);
+#if defined(__AVX512F__)
+  const Floats estimate = (Floats)_mm512_rcp14_ps((__m512)divisor);
+  return x * fused(estimate, fused(-divisor, estimate, all(1.0f)), estimate);
+#else
+  return x / divisor;
 #endif
 }
 

@@ -241,7 +241,9 @@ class Agenda(NamedTuple):
         return agenda._of(decodes)
 
     def _apart(self, now: int) -> Agenda:
-        return self if self.apart else self._replace(apart=True, until=now + APART_FOR)
+        if self.apart:
+            return self
+        return self._replace(rounds=PLANNED_FOR // 2, until=now + APART_FOR, apart=True)
 
     def _joined_by(self, came: list[Decode], now: int, known: list[tuple[Known, Choice]]) -> Agenda:
         """With these too. It holds no longer than one that is made for them."""
