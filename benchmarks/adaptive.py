@@ -1,11 +1,12 @@
 """Speculation under load: plain, fixed draft lengths and adaptive, from 1 to 64 requests at once.
 
 `python -m benchmarks.adaptive` prints a table for easy, mixed and hopeless prompts and writes
-benchmarks/results/adaptive.json. Easy prompts repeat themselves, the mixed ones are half that and
-half held-out code, and hopeless is held-out code with a draft of random weights. As behind a load
-generator that keeps so many requests going, one that ends is followed by another. Each contender
-has an engine of its own, all with the same weights in memory, and they take turns of a tenth of a
-second: what slows the machine down for a while slows all of them.
+benchmarks/results/adaptive.json, or for a larger target adaptive-MB.json. Easy prompts repeat
+themselves, the mixed ones are half that and half held-out code, and hopeless is held-out code with
+a draft of random weights. As behind a load generator that keeps so many requests going, one that
+ends is followed by another. Each contender has an engine of its own, all with the same weights in
+memory, and they take turns of a tenth of a second: what slows the machine down for a while slows
+all of them.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ float softmax(float* line, int whole, int end, float scale, Position position) {
 
 template <class W>
 void score_all(const Attention<W>& task) {
-  fetch_first(task);
+  fetch_beginning(task);
   if constexpr (std::is_same_v<W, uint16_t>)
     if (task.queries) return kTiles ? score_by_tiles(task) : score_by_twos(task);
   each_line(task, task.keys, task.values, [&](int at, const Head* heads, const auto& keys) {

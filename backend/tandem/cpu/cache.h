@@ -21,7 +21,7 @@ constexpr int kFarPositions = 32, kNearPositions = 0;
 #else
 constexpr int kFarPositions = 0, kNearPositions = 32;
 #endif
-constexpr int kFirstPositions = std::max(kFarPositions, kNearPositions);
+constexpr int kPositionsAhead = std::max(kFarPositions, kNearPositions);
 
 // A row's query of one head, its scores or shares by position, and what it mixes of the values.
 struct Head {
@@ -52,25 +52,26 @@ struct Attention {
 
 // Has memory bring what lies at a position into the first or the second cache: the addresses jump too
 // often for the processor to see it by itself.
-template <bool kFirst, class W>
+template <bool kNear, class W>
 void fetch(const Attention<W>& task, const W* from, int at) {
   const W* line = from + size_t(task.slots[at]) * task.width;
   for (int i = 0; i < task.kv_heads * task.size; i += 64 / int(sizeof(W)))
-    __builtin_prefetch(line + i, 0, kFirst ? 3 : 2);
+    __builtin_prefetch(line + i, 0, kNear ? 3 : 2);
 }
 
 // What lies at a position or, behind the end, at the beginning of what is read next, if anything is.
-template <bool kFirst, class W>
+template <bool kNear, class W>
 void fetch(const Attention<W>& task, const W* from, const W* next, int at) {
   if (at < task.end)
-    fetch<kFirst>(task, from, at);
+    fetch<kNear>(task, from, at);
   else if (next && at - task.end < task.end)
-    fetch<kFirst>(task, next, at - task.end);
+    fetch<kNear>(task, next, at - task.end);
 }
 
+// The first keys, before any are read.
 template <class W>
-void fetch_first(const Attention<W>& task) {
-  for (int at = 0; at < std::min(kFirstPositions, task.end); ++at)
+void fetch_beginning(const Attention<W>& task) {
+  for (int at = 0; at < std::min(kPositionsAhead, task.end); ++at)
     fetch<kFarPositions == 0>(task, task.keys, at);
 }
 

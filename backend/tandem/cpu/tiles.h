@@ -118,11 +118,11 @@ inline void sum_tiles(const uint16_t* weights, const uint16_t* x, const TileInpu
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-#define TANDEM_ADD(tile, own)                         \
-  _tile_loadd(own, weights + (tile) * kTileSize, 64); \
-  _tile_dpbf16ps(tile, 4, own);                       \
-  for (int line = 0; line < kTileRows; ++line)        \
-    __builtin_prefetch(near + ((tile) * kTileRows + line) * 64, 0, 3);                                  \
+#define TANDEM_ADD(tile, own)                                          \
+  _tile_loadd(own, weights + (tile) * kTileSize, 64);                  \
+  _tile_dpbf16ps(tile, 4, own);                                        \
+  for (int line = 0; line < kTileRows; ++line)                         \
+    __builtin_prefetch(near + ((tile) * kTileRows + line) * 64, 0, 3); \
   for (int line = 0; line < ahead.lines; ++line, ahead.from += 64) __builtin_prefetch(ahead.from, 0, 2)
   for (int step = 0; step < input.steps; ++step) {
     const char* near = reinterpret_cast<const char*>(weights) + kTilesNear;

@@ -47,11 +47,10 @@ class Confidence:
 
     def learn(self, noise: int, sure: Sequence[float], drafted: int, kept: int) -> None:
         """Of so many drafted tokens so many were kept. sure: the shares at their places."""
-        chances, seen = self._kept, self._seen
         for at, share in enumerate(sure[: min(drafted, kept + 1)]):
-            place = noise * SHARES + min(int(share * SHARES), SHARES - 1)
-            count = seen[place] = min(REMEMBERED, seen[place] + 1)
-            chances[place] += ((at < kept) - chances[place]) / count
+            place = self._place(noise, share)
+            self._seen[place] = min(REMEMBERED, self._seen[place] + 1)
+            self._kept[place] += ((at < kept) - self._kept[place]) / self._seen[place]
 
     def ended(self, asked: int, drafted: int, kept: int, beyond: float) -> None:
         """A draft that was asked for so many tokens had so many, of which so many were kept; of

@@ -42,8 +42,7 @@ class _Record:
     def fade(self, rounds: int) -> None:
         """So many had no draft."""
         self._weight /= UNUSED**rounds
-        if self._weight > HEAVIEST:
-            self._keep_small()
+        self._keep_small()
 
     def update(self, tried: int, kept: Collection[int], beyond: Sequence[float] = ()) -> None:
         before, found = self._before, self._kept
@@ -53,22 +52,20 @@ class _Record:
         self._ends[reached] += weight
         if reached:
             before[0] += weight
-        for place in kept:
-            found[place - 1] += weight
+        places = [(place, weight) for place in kept]
+        if len(kept) == tried:
+            places += [(place, chance * weight) for place, chance in enumerate(beyond, tried + 1)]
+        for place, more in places:
+            found[place - 1] += more
             if place < reached:
-                before[place] += weight
-        if beyond and len(kept) == tried:
-            for place, chance in enumerate(beyond, tried + 1):
-                found[place - 1] += chance * weight
-                if place < reached:
-                    before[place] += chance * weight
-        if weight > HEAVIEST:
-            self._keep_small()
+                before[place] += more
+        self._keep_small()
 
     def _keep_small(self) -> None:
-        for counts in (self._ends, self._before, self._kept):
-            counts[:] = array("d", [count / self._weight for count in counts])
-        self._weight = 1.0
+        if self._weight > HEAVIEST:
+            for counts in (self._ends, self._before, self._kept):
+                counts[:] = array("d", [count / self._weight for count in counts])
+            self._weight = 1.0
 
     def usual(self) -> list[float]:
         """What was seen at each place, mixed with what the places before suggest: that chances go

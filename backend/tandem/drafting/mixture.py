@@ -79,7 +79,7 @@ class MixtureProposer(Proposer):
         self._naps = Naps()
         self._pauses = Pauses()
         self._asked = False
-        """Whether anybody was to draft in the round under way."""
+        """Whether any method was asked for a draft in the round under way."""
         self._requests = Notes[Known]()
         self._agenda: Agenda | None = None
         self._plans = Plans(0, 0, 0, {})

@@ -18,7 +18,6 @@ PLANNED_FOR = 8  # rounds that first outlooks hold, and...
 ALL_FADES = 256  # rounds, behind which nothing counts any more
 ALIKE = 0.75  # times as many requests
 MOST_PLANNED_FOR = 32  # ... later ones: what they rest on changes ever more slowly
-APART_FOR = 4  # rounds, that a plan holds for those who are left where others have gone
 IDLE_FOR = 4  # times as many rounds as drafts, that none are planned for: nothing is learnt then
 NOBODY = Load(0)
 
@@ -163,8 +162,6 @@ class Agenda(NamedTuple):
     """For so many it holds, ..."""
     until: int
     """... until this one."""
-    apart: bool = False
-    """For few of those for whom it was made, until others come."""
 
     @property
     def saves(self) -> float:
@@ -226,27 +223,25 @@ class Agenda(NamedTuple):
         self, decodes: Sequence[Decode], now: int, join: Callable[[Decode], tuple[Known, Choice]]
     ) -> Agenda | None:
         """The same where some requests have gone, others have come, or they have other room for
-        drafts, as they do near their ends; None where nobody is left, the batch is another, or one
-        has more room. Where one of few goes, the next one is mostly there a round later: so long it
-        holds for the others. now: this round; join: for those that have come."""
+        drafts, as they do near their ends; None where nobody is left, far more or fewer than it was
+        made for are there with some that have come, or one has more room. (Where one of few goes,
+        the next mostly comes a round later, and then they are as many as before.) now: this round;
+        join: for those that have come."""
         room = {one.request: most for one, most in zip(self.decodes, self.room, strict=True)}
         came = [one for one in decodes if one.request not in room]
         if len(came) == len(decodes):
             return None
         if any(one.lookahead > room.get(one.request, one.lookahead) for one in decodes):
             return None
-        if not alike(self.batch, len(decodes)):
-            return None if came else self._apart(now)._of(decodes)
-        agenda = self._joined_by(came, now, [join(one) for one in came]) if came else self
-        return agenda._of(decodes)
-
-    def _apart(self, now: int) -> Agenda:
-        if self.apart:
-            return self
-        return self._replace(rounds=PLANNED_FOR // 2, until=now + APART_FOR, apart=True)
+        others = not alike(self.batch, len(decodes))
+        if came and others:
+            return None
+        if came or others:
+            return self._joined_by(came, now, [join(one) for one in came])._of(decodes)
+        return self._of(decodes)
 
     def _joined_by(self, came: list[Decode], now: int, known: list[tuple[Known, Choice]]) -> Agenda:
-        """With these too. It holds no longer than one that is made for them."""
+        """With these too, if any. It holds no longer than one that is made anew."""
         lengths = [self.plan.joined(choice.option) for _, choice in known]
         return self._replace(
             decodes=self.decodes + came,
@@ -255,8 +250,7 @@ class Agenda(NamedTuple):
             choices=self.choices + [choice for _, choice in known],
             plan=self.plan._replace(lengths=self.plan.lengths + lengths),
             rounds=PLANNED_FOR // 2,
-            until=now + PLANNED_FOR if self.apart else min(self.until, now + PLANNED_FOR),
-            apart=False,
+            until=min(self.until, now + PLANNED_FOR),
         )
 
     def _of(self, decodes: Sequence[Decode]) -> Agenda:
