@@ -30,7 +30,7 @@ class Confidence:
     def __init__(self) -> None:
         shares = [(step + 0.5) / SHARES for step in range(SHARES)]
         self._kept = array("f", [min(SURE, UNSURE + share) for share in shares] * KINDS)
-        self._seen = array("d", [BELIEVED]) * len(self._kept)
+        self._seen = [BELIEVED] * len(self._kept)
         self.gate: Gate | None = None
         """Of the round under way; None: chains have their lengths."""
         self._asked = self._drafted = self._whole = self._short = 0.0

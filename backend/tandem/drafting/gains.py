@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Collection, Sequence
 from itertools import accumulate
 
@@ -21,17 +20,16 @@ UNUSED = 0.97  # what they count for after a round without one
 class _Record:
     """How often the places of drafts were tried, and how often they were kept; old drafts fade.
 
-    Plain numbers: of so few, numpy would take longer. They lie side by side, for behind a pass each
-    line of memory is slow. A new draft counts for more than the ones before instead of those for
-    less, so that only the places tried are touched.
+    Plain numbers: of so few, arrays would take longer. A new draft counts for more than the ones
+    before instead of those for less, so that only the places tried are touched.
     """
 
     def __init__(self, longest: int, memory: float) -> None:
-        self._ends = array("d", [0.0]) * (longest + 1)
+        self._ends = [0.0] * (longest + 1)
         """Drafts by how many of their tokens were tried."""
-        self._before = array("d", [0.0]) * longest
+        self._before = [0.0] * longest
         """By place: drafts in which it was tried and the place before was kept, and..."""
-        self._kept = array("d", [0.0]) * longest
+        self._kept = [0.0] * longest
         """... those in which it was kept."""
         self._memory = memory
         self._weight = 1.0
@@ -45,26 +43,26 @@ class _Record:
         self._keep_small()
 
     def update(self, tried: int, kept: Collection[int], beyond: Sequence[float] = ()) -> None:
-        before, found = self._before, self._kept
-        weight = self._weight = self._weight / self._memory
+        self._weight /= self._memory
         self.drafts += 1
         reached = tried + len(beyond)
-        self._ends[reached] += weight
+        self._ends[reached] += self._weight
         if reached:
-            before[0] += weight
-        places = [(place, weight) for place in kept]
+            self._before[0] += self._weight
+        places = [(place, 1.0) for place in kept]
         if len(kept) == tried:
-            places += [(place, chance * weight) for place, chance in enumerate(beyond, tried + 1)]
-        for place, more in places:
-            found[place - 1] += more
+            places += enumerate(beyond, tried + 1)
+        for place, chance in places:
+            self._kept[place - 1] += chance * self._weight
             if place < reached:
-                before[place] += more
+                self._before[place] += chance * self._weight
         self._keep_small()
 
     def _keep_small(self) -> None:
         if self._weight > HEAVIEST:
-            for counts in (self._ends, self._before, self._kept):
-                counts[:] = array("d", [count / self._weight for count in counts])
+            self._ends = [count / self._weight for count in self._ends]
+            self._before = [count / self._weight for count in self._before]
+            self._kept = [count / self._weight for count in self._kept]
             self._weight = 1.0
 
     def usual(self) -> list[float]:
