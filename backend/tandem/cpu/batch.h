@@ -58,6 +58,7 @@ struct Space {
 
   void fit(const Model& model, const Step& step, const Run& run) {
     const size_t rows = std::max(step.rows, step.picked), size = model.head_dim;
+    team.fit(model.threads);
     grow(x, rows * model.hidden);
     grow(normed, rows * std::max(model.hidden, model.layer[0].qkv.columns));
     if (step.states) grow(pair, rows * 2 * model.hidden);

@@ -49,6 +49,7 @@ void tandem_multiply(const Matrix* matrix, const float* x, int rows, float* y, i
   const size_t size = matrix->bfloat ? room_for_rounded(rows, matrix->columns, threads) : 0;
   const std::unique_ptr<uint16_t[]> room(new uint16_t[size]);  // not zeros first, as in a vector
   Team team;
+  team.fit(threads);
 #pragma omp parallel num_threads(threads)
   multiply(team, *matrix, x, rows, y, room.get());
 }

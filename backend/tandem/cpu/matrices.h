@@ -6,6 +6,7 @@
 #include "numbers.h"
 #include "outputs.h"
 #include "structures.h"
+#include "team.h"
 #include "twos.h"
 
 namespace {
@@ -125,15 +126,13 @@ void tiles(int rows, const Group<W>& group, const Ahead& ahead, const Input<W>* 
 
 // All rows while a group's weights are in the cache; the next group's come meanwhile.
 template <class W>
-void multiply_as(const Matrix& matrix, const Input<W>* x, int rows, const Outputs& outputs) {
-  const int64_t threads = omp_get_num_threads(), thread = omp_get_thread_num();
+void multiply_as(Team& team, const Matrix& matrix, const Input<W>* x, int rows, const Outputs& outputs) {
   if (rows == 0) return;
   const int groups = pairs_of(matrix.rows, matrix.gated), blocks = (rows + kSums - 1) / kSums;
   const int steps = steps_of<W>(matrix.columns);
   const bool far = kIsTwo<W> && rows >= kFarFrom && rows <= kFarTo;
   const size_t size = size_t(kOutputs) * steps;
-  const int last = int(groups * (thread + 1) / threads);
-  for (int index = int(groups * thread / threads); index < last; ++index) {
+  team.each(groups, [&](int index) {
     const Group<W> group{static_cast<const W*>(matrix.weight) + index * size, steps, outputs, index};
     const char* own = reinterpret_cast<const char*>(group.weights);
     const int stride = std::max(1, 64 / blocks);
@@ -143,7 +142,7 @@ void multiply_as(const Matrix& matrix, const Input<W>* x, int rows, const Output
       tiles<W>(int(next - row), group, ahead, x + row * steps, row);
       ahead.from += int64_t(size) * sizeof(W) / 64 * stride;
     }
-  }
+  });
 }
 
 // As `multiply`.
@@ -152,7 +151,7 @@ void multiply_by_twos(Team& team, const Matrix& matrix, const float* x, int rows
 #if defined(__AVX512BF16__)
   const int width = 2 * steps_of<Two>(matrix.columns);
   const uint16_t* input = rounded(team, x, rows, matrix.columns, width, room);
-  multiply_as<Two>(matrix, reinterpret_cast<const Two*>(input), rows, outputs);
+  multiply_as<Two>(team, matrix, reinterpret_cast<const Two*>(input), rows, outputs);
 #endif
 }
 

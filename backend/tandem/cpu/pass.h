@@ -31,10 +31,9 @@ void multiply(Team& team, const Matrix& matrix, const float* x, int rows, const 
   else if (matrix.bfloat && kTwos)
     multiply_by_twos(team, matrix, x, rows, outputs, room);
   else if (matrix.bfloat)
-    multiply_as<uint16_t>(matrix, x, rows, outputs);
+    multiply_as<uint16_t>(team, matrix, x, rows, outputs);
   else
-    multiply_as<float>(matrix, x, rows, outputs);
-  team.wait();
+    multiply_as<float>(team, matrix, x, rows, outputs);
 }
 
 // y [rows, matrix.rows] of them all.

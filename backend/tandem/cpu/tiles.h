@@ -167,15 +167,13 @@ void multiply_group(const Matrix& matrix, int group, const TileInput& x, const O
 void multiply_by_tiles(Team& team, const Matrix& matrix, const float* x, int rows,
                        const Outputs& outputs, uint16_t* room) {
   if (rows == 0) return;
-  const int64_t threads = omp_get_num_threads(), thread = omp_get_thread_num();
-  const int64_t groups = tile_groups(matrix.rows, matrix.gated);
   const int width = tiled_columns(matrix.columns);
   const TileInput input{rounded(team, x, rows, matrix.columns, width, room), rows, width,
                         width / kTileColumns, up(rows, up(rows, kTileRows))};
   const TileShape own{input.block, 16}, weights{kTileColumns / 2, kTileOutputs};
   use_tiles({own, own, own, own, own, weights, weights, weights});
-  for (int64_t group = groups * thread / threads; group < groups * (thread + 1) / threads; ++group)
-    multiply_group(matrix, int(group), input, outputs);
+  team.each(tile_groups(matrix.rows, matrix.gated),
+             [&](int group) { multiply_group(matrix, group, input, outputs); });
   stop_tiles();
 }
 
