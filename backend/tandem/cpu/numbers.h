@@ -5,6 +5,7 @@
 #include <immintrin.h>
 #endif
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -65,20 +66,38 @@ inline Floats fused(Floats a, Floats b, Floats c) {
 }
 inline Floats all(float value) { return value - Floats{}; }  // adding would turn -0 into 0
 inline float sum(Floats value) {  // by halves
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)value);
+#else
   float parts[kLanes];
   std::memcpy(parts, &value, sizeof parts);
   for (int half = kLanes / 2; half; half /= 2)
     for (int lane = 0; lane < half; ++lane) parts[lane] += parts[lane + half];
   return parts[0];
+#endif
 }
 
-inline float greatest(Floats value) {  // by halves
+// a where it is greater, or else b. (Of vectors that are compared and then chosen from, compilers make two
+// instructions.)
+inline Floats greater(Floats a, Floats b) {
+#if defined(__AVX512F__)
+  return (Floats)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__FMA__)
+  return (Floats)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+  return a > b ? a : b;
+#endif
+}
+inline float greatest(Floats value) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)value);
+#else
   float parts[kLanes];
   std::memcpy(parts, &value, sizeof parts);
   for (int half = kLanes / 2; half; half /= 2)
-    for (int lane = 0; lane < half; ++lane)
-      parts[lane] = parts[lane + half] > parts[lane] ? parts[lane + half] : parts[lane];
+    for (int lane = 0; lane < half; ++lane) parts[lane] = std::max(parts[lane], parts[lane + half]);
   return parts[0];
+#endif
 }
 
 // The sums of four; the same sums whatever stands beside them.
@@ -118,18 +137,20 @@ inline Floats exp(Floats x) {
   return x > -87.0f ? found * reinterpret_cast<Floats>(power) : all(0.0f);
 }
 
-// The same to some 4e-6 of it, for what is rounded to bfloat16: less work.
-inline Floats exp_to_round(Floats x) {
+// Two to the x, to some 4e-6 of it, for what is rounded to bfloat16; 0 far below.
+constexpr float kLog2OfE = 1.44269504f;
+inline Floats power_of_two(Floats x) {
 #if defined(__AVX512F__)
-  const __m512 power = (__m512)(x * 1.44269504f);
-  const __m512 whole = _mm512_roundscale_ps(power, 0);
+  const __m512 power = (__m512)x, whole = _mm512_roundscale_ps(power, 0);
   const Floats rest = (Floats)_mm512_sub_ps(power, whole);
   Floats found = all(9.66637e-3f);
   for (const float factor : {5.592198e-2f, 2.4022349e-1f, 6.9312105e-1f, 1.0f})
     found = fused(found, rest, all(factor));
-  return x > -87.0f ? (Floats)_mm512_scalef_ps((__m512)found, whole) : all(0.0f);
+  // What would be smaller than any normal number takes a hundred times as long.
+  const __mmask16 normal = _mm512_cmp_ps_mask(power, _mm512_set1_ps(-126.0f), _CMP_GT_OQ);
+  return (Floats)_mm512_maskz_scalef_ps(normal, (__m512)found, whole);
 #else
-  return exp(x);
+  return exp(x * (1 / kLog2OfE));
 #endif
 }
 
