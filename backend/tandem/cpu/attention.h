@@ -228,7 +228,6 @@ void attend(const Model& model, const Layer& layer, const Step& step, const Run&
   if (run.queries) {
     attention.queries = &space.queries[run.queries * thread];
     attention.sums = &space.sums[run.sums * thread];
-    if (kTiles) use_attention_tiles(tile_heads(attention.count));
   }
   score_all(attention);
   for (int index = 0; index < attention.kv_heads * attention.count; ++index)

@@ -61,12 +61,16 @@ inline void turn(const void* from, void* to) {
   }
 }
 
-// Tiles 0 and 1: sums of so many heads by 16 columns. 2: scores of 16 positions by their queries. 3:
-// keys. 4: shares. 5 and 6: values. 7: queries.
-inline void use_attention_tiles(int heads) {
-  const TileShape sums{heads, kTileOutputs}, scores{kBlock, heads}, keys{kBlock, kTileColumns / 2};
-  const TileShape shares{heads, kMixed / 2}, values{kMixed / 2, 16}, queries{kTileColumns / 2, heads};
-  use_tiles({sums, sums, scores, keys, shares, values, values, queries});
+// For scores of so many heads. 2: 16 positions by their queries. 3: keys. 7: queries.
+inline void use_scoring_tiles(int heads) {
+  const TileShape none{}, scores{kBlock, heads}, keys{kBlock, kTileColumns / 2};
+  use_tiles({none, none, scores, keys, none, none, none, {kTileColumns / 2, heads}});
+}
+
+// For what so many heads mix. 0 to 3: sums of 16 columns each. 4: shares. 5 and 6: values.
+inline void use_mixing_tiles(int heads) {
+  const TileShape sums{heads, kTileOutputs}, shares{heads, kMixed / 2}, values{kMixed / 2, 16};
+  use_tiles({sums, sums, sums, sums, shares, values, values, {}});
 }
 
 // [rows, 16] words of 4 bytes to [16, rows].
@@ -126,36 +130,57 @@ inline void pair_values(const uint16_t* const* lines, int column, uint16_t* to) 
   }
 }
 
-// Adds what heads mix of `steps` times 32 positions to their sums, a tile of `rows` heads after another:
-// their shares lie `stride` numbers apart. lines: the positions' values.
+// Adds what heads mix of `steps` times 32 positions to N times 32 columns of their sums, a tile of `rows`
+// heads after another: their shares lie `stride` numbers apart. lines: the positions' values. (Sums of one
+// tile wait for each other: more of them are under way with more columns.)
+template <int N>
+void mix_columns(const uint16_t* shares, int stride, int count, const uint16_t* const* lines, int steps,
+                 int column, int size, int rows, float* sums) {
+  alignas(64) uint16_t paired[kMixSteps][N][2 * kTileSize];
+  const int line = size * int(sizeof(float));
+  for (int step = 0; step < steps; ++step)
+    for (int n = 0; n < N; ++n)
+      pair_values(lines + step * kMixed, column + n * kTileColumns, paired[step][n]);
+  written();
+  for (int first = 0; first < count; first += rows) {
+    float* own = sums + first * size + column;
+    _tile_loadd(0, own, line);
+    _tile_loadd(1, own + kTileOutputs, line);
+    if constexpr (N > 1) _tile_loadd(2, own + 2 * kTileOutputs, line);
+    if constexpr (N > 1) _tile_loadd(3, own + 3 * kTileOutputs, line);
+    for (int step = 0; step < steps; ++step) {
+      _tile_loadd(4, shares + first * stride + step * kMixed, stride * int(sizeof(uint16_t)));
+      _tile_loadd(5, paired[step][0], 64);
+      _tile_dpbf16ps(0, 4, 5);
+      _tile_loadd(6, paired[step][0] + kTileSize, 64);
+      _tile_dpbf16ps(1, 4, 6);
+      if constexpr (N == 1) continue;
+      _tile_loadd(5, paired[step][N - 1], 64);
+      _tile_dpbf16ps(2, 4, 5);
+      _tile_loadd(6, paired[step][N - 1] + kTileSize, 64);
+      _tile_dpbf16ps(3, 4, 6);
+    }
+    _tile_stored(0, own, line);
+    _tile_stored(1, own + kTileOutputs, line);
+    if constexpr (N > 1) _tile_stored(2, own + 2 * kTileOutputs, line);
+    if constexpr (N > 1) _tile_stored(3, own + 3 * kTileOutputs, line);
+  }
+}
+
+// The same for all columns.
 void mix_tiles(const uint16_t* shares, int stride, int count, const uint16_t* const* lines, int steps,
                int size, int rows, float* sums) {
-  alignas(64) uint16_t paired[kMixSteps][2 * kTileSize];
-  const int line = size * int(sizeof(float));
-  for (int column = 0; column < size; column += 2 * kTileOutputs) {
-    for (int step = 0; step < steps; ++step)
-      pair_values(lines + step * kMixed, column, paired[step]);
-    written();
-    for (int first = 0; first < count; first += rows) {
-      float* own = sums + first * size + column;
-      _tile_loadd(0, own, line);
-      _tile_loadd(1, own + kTileOutputs, line);
-      for (int step = 0; step < steps; ++step) {
-        _tile_loadd(4, shares + first * stride + step * kMixed, stride * int(sizeof(uint16_t)));
-        _tile_loadd(5, paired[step], 64);
-        _tile_dpbf16ps(0, 4, 5);
-        _tile_loadd(6, paired[step] + kTileSize, 64);
-        _tile_dpbf16ps(1, 4, 6);
-      }
-      _tile_stored(0, own, line);
-      _tile_stored(1, own + kTileOutputs, line);
-    }
-  }
+  int column = 0;
+  for (; column + 2 * kTileColumns <= size; column += 2 * kTileColumns)
+    mix_columns<2>(shares, stride, count, lines, steps, column, size, rows, sums);
+  if (column < size)
+    mix_columns<1>(shares, stride, count, lines, steps, column, size, rows, sums);
 }
 
 #else
 
-inline void use_attention_tiles(int) {}
+inline void use_scoring_tiles(int) {}
+inline void use_mixing_tiles(int) {}
 inline void lay_out_queries(const Head*, int, int, uint16_t*) {}
 inline void score_tiles(const Head*, const uint16_t*, int, const uint16_t*, int, int, int) {}
 void mix_tiles(const uint16_t*, int, int, const uint16_t* const*, int, int, int, float*) {}
@@ -164,6 +189,7 @@ void mix_tiles(const uint16_t*, int, int, const uint16_t* const*, int, int, int,
 
 void score_by_tiles(const Attention<uint16_t>& task) {
   const int size = tile_queries_size(task.count, task.size);
+  use_scoring_tiles(tile_heads(task.count));
   for (int head = 0; head < task.kv_heads; ++head)
     lay_out_queries(task.heads + head * task.count, task.count, task.size,
                     task.queries + head * size);
@@ -203,6 +229,7 @@ void mix_by_tiles(const Attention<uint16_t>& task) {
   const int whole = by_paths ? task.text - task.text % kMixed : task.end;
   const uint16_t* none = nullptr;
   std::fill_n(task.sums, task.kv_heads * size, 0.0f);
+  use_mixing_tiles(rows);
   each_block(task, task.values, none, [&](int at, int head) {
     const int begin = at - at % kChunk, end = std::min(begin + kChunk, whole);
     if (at >= end || at + kBlock < end) return;  // not the last block before `end`
@@ -217,7 +244,7 @@ void mix_by_tiles(const Attention<uint16_t>& task) {
   });
   int row_heads = tile_heads(task.shared);
   while (task.shared % row_heads) --row_heads;
-  if (by_paths) use_attention_tiles(row_heads);
+  if (by_paths) use_mixing_tiles(row_heads);
   for (int head = 0; by_paths && head < task.kv_heads; ++head)
     mix_paths(task, whole, head, row_heads, task.sums + head * size);
   for (int index = 0; index < task.kv_heads * task.count; ++index)
