@@ -76,6 +76,12 @@ class Team {
   // threads run beside ours, on them or on their other halves.
   template <class Some>
   void each(int count, Some some) {
+    each(count, some, [] {});
+  }
+
+  // The same; each thread calls `last` before it waits.
+  template <class Some, class Last>
+  void each(int count, Some some, Last last) {
     const unsigned phase = phase_.load(std::memory_order_relaxed);
     const int64_t threads = omp_get_num_threads(), own = omp_get_thread_num();
     for (int64_t next = own; next < own + std::min(threads, 1 + kOthers); ++next) {
@@ -87,6 +93,7 @@ class Team {
         for (uint32_t i = taken.begin; i < taken.end; ++i) some(int(i));
       }
     }
+    last();
     wait();
   }
 

@@ -108,10 +108,43 @@ struct TileInput {
   int rows, width, steps, block;  // width: numbers from row to row; block: rows of one
 };
 
+// A group's sums for a block of rows, that become outputs while the next ones are summed: all at once they
+// would have to wait for tiles to be stored, and memory for them.
+struct Made {
+  explicit Made(const Outputs& outputs) : outputs(outputs) {}
+
+  // So many rows.
+  void put(int rows) {
+    for (const int last = std::min(end, row + rows); row < last; ++row, from += kGroupOutputs)
+      for (int pair = 0; pair < kGroupPairs; ++pair) {
+        const float* own = from + pair * kOutputs;
+        outputs.put_pair(row, group * kGroupPairs + pair, load(own), load(own + kLanes));
+      }
+  }
+
+  void put_rest() { put(end - row); }
+
+  // Where the next sums go, and what they are when they are there.
+  float* room() { return sums[now]; }
+  void next(int next_group, int first, int last) {
+    put_rest();
+    from = room(), now = 1 - now;
+    group = next_group, row = first, end = last;
+  }
+
+  const Outputs& outputs;
+  alignas(64) float sums[2][kTileRows * kGroupOutputs];
+  int now = 0;
+  int group = 0, row = 0, end = 0;  // rows from here on are still to be put, ...
+  const float* from = nullptr;      // ... which are these
+};
+
 // The sums [rows, 64] of a group's outputs for a block of rows. Tiles 0 to 3: of 16 outputs each. 4:
 // x. 5 to 7: weights.
 inline void sum_tiles(const uint16_t* weights, const uint16_t* x, const TileInput& input,
-                      TilesAhead& ahead, float* sums) {
+                      TilesAhead& ahead, Made& made) {
+  const int others = up(made.end - made.row, input.steps);  // at each step
+  float* sums = made.room();
   const int stride = input.width * int(sizeof(uint16_t));
   written();
   _tile_zero(0);
@@ -133,6 +166,7 @@ inline void sum_tiles(const uint16_t* weights, const uint16_t* x, const TileInpu
     TANDEM_ADD(1, 6);
     TANDEM_ADD(2, 7);
     TANDEM_ADD(3, 5);
+    made.put(others);
     x += kTileColumns;
     weights += kTilesAtOnce * kTileSize;
   }
@@ -144,22 +178,17 @@ inline void sum_tiles(const uint16_t* weights, const uint16_t* x, const TileInpu
   _tile_stored(3, sums + 3 * kTileOutputs, kStride);
 }
 
-// A group's outputs for all rows. One block of rows takes the weights as they come from memory;
+// A group's sums for all rows. One block of rows takes the weights as they come from memory;
 // for more, the next group's come meanwhile.
-void multiply_group(const Matrix& matrix, int group, const TileInput& x, const Outputs& outputs) {
+void multiply_group(const Matrix& matrix, int group, const TileInput& x, Made& made) {
   const int blocks = up(x.rows, x.block);
   const int64_t size = int64_t(x.steps) * kTilesAtOnce * kTileSize;
   const auto* weights = static_cast<const uint16_t*>(matrix.weight) + group * size;
   const auto* later = reinterpret_cast<const char*>(weights);
   TilesAhead ahead{later + (blocks == 1 ? kTilesAhead : 2 * size), 16 / blocks};
-  alignas(64) float sums[kTileRows * kGroupOutputs];
   for (int row = 0; row < x.rows; row += x.block) {
-    sum_tiles(weights, x.at + size_t(row) * x.width, x, ahead, sums);
-    for (int own = 0; own < std::min(x.block, x.rows - row); ++own)
-      for (int pair = 0; pair < kGroupPairs; ++pair) {
-        const float* from = sums + own * kGroupOutputs + pair * kOutputs;
-        outputs.put_pair(row + own, group * kGroupPairs + pair, load(from), load(from + kLanes));
-      }
+    sum_tiles(weights, x.at + size_t(row) * x.width, x, ahead, made);
+    made.next(group, row, std::min(row + x.block, x.rows));
   }
 }
 
@@ -172,8 +201,9 @@ void multiply_by_tiles(Team& team, const Matrix& matrix, const float* x, int row
                         width / kTileColumns, up(rows, up(rows, kTileRows))};
   const TileShape own{input.block, 16}, weights{kTileColumns / 2, kTileOutputs};
   use_tiles({own, own, own, own, own, weights, weights, weights});
-  team.each(tile_groups(matrix.rows, matrix.gated),
-             [&](int group) { multiply_group(matrix, group, input, outputs); });
+  Made made(outputs);
+  const auto sum_group = [&](int group) { multiply_group(matrix, group, input, made); };
+  team.each(tile_groups(matrix.rows, matrix.gated), sum_group, [&] { made.put_rest(); });
   stop_tiles();
 }
 
