@@ -40,6 +40,7 @@ SHAPES = {
         "llama",
         {"hidden_size": 60, "head_dim": 32, "num_attention_heads": 20, "num_key_value_heads": 1},
     ),
+    "three tiles": ("llama", {"head_dim": 96, "num_attention_heads": 4, "num_key_value_heads": 2}),
     "a wide head": ("llama", {"head_dim": 80, "num_attention_heads": 6, "num_key_value_heads": 1}),
 }
 BLOCKS = [7, 8, 2, 9, 1, 0, 11, 10, 4, 5]

@@ -102,13 +102,12 @@ float softmax(float* line, int whole, int end, float scale, Position position) {
   Floats most = all(-INFINITY);
   for (int i = 0; i < end; i += kLanes) most = greater(load(line + i), most);
   const float limit = greatest(most);
-  const Floats by = all(scale * kLog2OfE), from = -limit * by;
   S* shares = reinterpret_cast<S*>(line);
   Floats sums = {};
   for (int i = 0; i < end; i += kLanes) {
     const Floats scores = load(line + i);
     store(shares + i, std::is_same_v<S, float> ? exp((scores - limit) * scale)
-                                               : power_of_two(fused(scores, by, from)));
+                                               : power_of_two((scores - limit) * (scale * kLog2OfE)));
     if (i < whole) sums += load(shares + i);
   }
   for (int i = whole; i < end; ++i) sums[position(i) % kLanes] += widen(shares[i]);

@@ -1,8 +1,6 @@
 // Linear layers: x by a transposed weight, for any processor.
 #pragma once
 
-#include <omp.h>
-
 #include "numbers.h"
 #include "outputs.h"
 #include "structures.h"

@@ -77,8 +77,7 @@ inline float sum(Floats value) {  // by halves
 #endif
 }
 
-// a where it is greater, or else b. (Of vectors that are compared and then chosen from, compilers make two
-// instructions.)
+// a where it is greater, or else b. (Compilers make two instructions of a comparison and a choice.)
 inline Floats greater(Floats a, Floats b) {
 #if defined(__AVX512F__)
   return (Floats)_mm512_max_ps((__m512)a, (__m512)b);
@@ -121,11 +120,13 @@ inline void sum_four(const Floats* values, float* to) {
 #endif
 }
 
+constexpr float kLog2OfE = 1.44269504f;
+
 // e to the x, to some 1e-7 of it; 0 far below. Cephes' polynomial (Moshier) around a power of two.
 inline Floats exp(Floats x) {
   const Floats bounded = x > -87.0f ? (x < 88.0f ? x : all(88.0f)) : all(-87.0f);
   const Floats magic = all(12582912.0f);  // 1.5 * 2^23: what is added to it is rounded
-  const Floats twos = fused(bounded, all(1.44269504f), magic) - magic;
+  const Floats twos = fused(bounded, all(kLog2OfE), magic) - magic;
   Floats rest = fused(twos, all(-0.693359375f), bounded);
   rest = fused(twos, all(2.12194440e-4f), rest);
   Floats found = all(1.9875691500e-4f);
@@ -138,7 +139,6 @@ inline Floats exp(Floats x) {
 }
 
 // Two to the x, to some 4e-6 of it, for what is rounded to bfloat16; 0 far below.
-constexpr float kLog2OfE = 1.44269504f;
 inline Floats power_of_two(Floats x) {
 #if defined(__AVX512F__)
   const __m512 power = (__m512)x, whole = _mm512_roundscale_ps(power, 0);

@@ -22,8 +22,8 @@
 
 namespace {
 
-// `outputs` of x [rows, columns] by the transposed weight, and the bias. `room` is as `room_for_rounded`
-// says.
+// `outputs` of x [rows, columns] by the transposed weight, and the bias; then all wait, unless there are no
+// rows. `room` is as `room_for_rounded` says.
 void multiply(Team& team, const Matrix& matrix, const float* x, int rows, const Outputs& outputs,
               uint16_t* room) {
   if (matrix.bfloat && kTiles)

@@ -37,12 +37,8 @@ inline int id_of(uint64_t rank) { return int(~uint32_t(rank)); }
 inline float highest_of(const float* scores, int vocabulary) {
   Floats lanes = all(kNever);
   int i = 0;
-  for (; i + kLanes <= vocabulary; i += kLanes) {
-    const Floats some = load(scores + i);
-    lanes = some > lanes ? some : lanes;
-  }
-  float highest = kNever;
-  for (int lane = 0; lane < kLanes; ++lane) highest = std::max(highest, lanes[lane]);
+  for (; i + kLanes <= vocabulary; i += kLanes) lanes = greater(load(scores + i), lanes);
+  float highest = greatest(lanes);
   for (; i < vocabulary; ++i) highest = std::max(highest, scores[i]);
   return highest;
 }

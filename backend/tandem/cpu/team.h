@@ -14,24 +14,28 @@
 
 namespace {
 
-// A run of what is to be done.
+// What is to be done from `begin` on and before `end`.
 struct Range {
   uint32_t begin, end;
 
   bool empty() const { return begin == end; }
 };
 
-// A thread's run of what is shared out between two barriers, of which others may take.
-class alignas(64) Share {
+// What is left of a thread's part of what is shared out between two barriers, fewer than 2^22: others may
+// take of it too.
+class alignas(64) Rest {
  public:
-  // Half of what is left of `whole`, which the thread itself (`own`) takes from the beginning and others
-  // from the end, or nothing. phase: the same for whatever is shared out between the same barriers.
-  Range take(unsigned phase, Range whole, bool own) {
+  // Half of what is left of a part of that size, which the thread itself (`own`) takes from the beginning
+  // and others from the end, or nothing. phase: the same for whatever is shared out between the same
+  // barriers.
+  Range take(unsigned phase, uint32_t size, bool own) {
     uint64_t seen = left_.load(std::memory_order_relaxed);
     for (;;) {
-      Range left{uint32_t(seen >> kBits) & kMost, uint32_t(seen) & kMost};
-      if (seen >> 2 * kBits != (phase & kPhases)) left = whole;  // nobody has taken any yet
-      if (left.empty()) return left;
+      const bool begun = seen >> 2 * kBits == (phase & kPhases);
+      Range left{0, size};
+      if (begun) left = {uint32_t(seen >> kBits) & kMost, uint32_t(seen) & kMost};
+      // (A part of nothing gets this phase too: numbers of phases come round again.)
+      if (begun && left.empty()) return left;
       const uint32_t half = (left.end - left.begin + 1) / 2;
       const Range taken = own ? Range{left.begin, left.begin + half} : Range{left.end - half, left.end};
       (own ? left.begin : left.end) = own ? taken.end : taken.begin;
@@ -41,10 +45,10 @@ class alignas(64) Share {
   }
 
  private:
-  static constexpr int kBits = 20;
+  static constexpr int kBits = 22;
   static constexpr uint32_t kMost = (1 << kBits) - 1, kPhases = (1 << (64 - 2 * kBits)) - 1;
 
-  std::atomic<uint64_t> left_{~uint64_t(0)};  // the phase, the beginning and the end of what is left
+  std::atomic<uint64_t> left_{0};  // the phase, the beginning and the end
 };
 
 // A thread that waits looks a while whether the others are there, some 50 to 100 us, and from then
@@ -55,8 +59,9 @@ class Team {
   // Before a region of so many threads.
   void fit(int threads) {
     if (threads <= size_) return;
-    shares_ = std::make_unique<Share[]>(threads);
+    rests_ = std::make_unique<Rest[]>(threads);
     size_ = threads;
+    phase_.store(1, std::memory_order_relaxed);  // another one than theirs
   }
 
   // All have come this far.
@@ -71,9 +76,9 @@ class Team {
       looks < kLooks ? pause() : void(sched_yield());
   }
 
-  // some(i) for all i below count, and then all wait. Each thread has a run of its own; whoever is
-  // through with it takes of what some others have left, for no two cores are equally fast: others'
-  // threads run beside ours, on them or on their other halves.
+  // some(i) for all i below count, and then all wait. Each thread has a part of its own; whoever is
+  // through with it takes of what the next three have left, but not of what they have taken: no two cores
+  // are equally fast, for other processes run on them too, or on their hyperthreads.
   template <class Some>
   void each(int count, Some some) {
     each(count, some, [] {});
@@ -86,18 +91,18 @@ class Team {
     const int64_t threads = omp_get_num_threads(), own = omp_get_thread_num();
     for (int64_t next = own; next < own + std::min(threads, 1 + kOthers); ++next) {
       const int64_t whose = next % threads;
-      const Range whole{uint32_t(count * whose / threads), uint32_t(count * (whose + 1) / threads)};
+      const int64_t begin = count * whose / threads, end = count * (whose + 1) / threads;
       for (;;) {
-        const Range taken = shares_[whose].take(phase, whole, next == own);
+        const Range taken = rests_[whose].take(phase, uint32_t(end - begin), next == own);
         if (taken.empty()) break;
-        for (uint32_t i = taken.begin; i < taken.end; ++i) some(int(i));
+        for (uint32_t i = taken.begin; i < taken.end; ++i) some(int(begin + i));
       }
     }
     last();
     wait();
   }
 
-  // The same where some take longer than others.
+  // The same one at a time, for few that take very different times.
   template <class Some>
   void each_uneven(int count, Some some) {
 #pragma omp for schedule(dynamic) nowait
@@ -117,7 +122,7 @@ class Team {
 
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<unsigned> phase_{0};
-  std::unique_ptr<Share[]> shares_;  // of each thread
+  std::unique_ptr<Rest[]> rests_;  // of each thread
   int size_ = 0;
 };
 

@@ -61,13 +61,13 @@ inline void turn(const void* from, void* to) {
   }
 }
 
-// For scores of so many heads. 2: 16 positions by their queries. 3: keys. 7: queries.
+// For scores of so many heads. Tile 2: 16 positions by their queries. 3: keys. 7: queries.
 inline void use_scoring_tiles(int heads) {
   const TileShape none{}, scores{kBlock, heads}, keys{kBlock, kTileColumns / 2};
   use_tiles({none, none, scores, keys, none, none, none, {kTileColumns / 2, heads}});
 }
 
-// For what so many heads mix. 0 to 3: sums of 16 columns each. 4: shares. 5 and 6: values.
+// For what so many heads mix. Tiles 0 to 3: sums of 16 columns each. 4: shares. 5 and 6: values.
 inline void use_mixing_tiles(int heads) {
   const TileShape sums{heads, kTileOutputs}, shares{heads, kMixed / 2}, values{kMixed / 2, 16};
   use_tiles({sums, sums, sums, sums, shares, values, values, {}});
@@ -131,11 +131,11 @@ inline void pair_values(const uint16_t* const* lines, int column, uint16_t* to) 
 }
 
 // Adds what heads mix of `steps` times 32 positions to N times 32 columns of their sums, a tile of `rows`
-// heads after another: their shares lie `stride` numbers apart. lines: the positions' values. (Sums of one
-// tile wait for each other: more of them are under way with more columns.)
+// heads after another: their shares lie `stride` numbers apart. lines: the positions' values. (Products
+// that are added to one tile wait for each other: of four tiles more are under way than of two.)
 template <int N>
-void mix_columns(const uint16_t* shares, int stride, int count, const uint16_t* const* lines, int steps,
-                 int column, int size, int rows, float* sums) {
+void mix_tile_columns(const uint16_t* shares, int stride, int count, const uint16_t* const* lines,
+                      int steps, int column, int size, int rows, float* sums) {
   alignas(64) uint16_t paired[kMixSteps][N][2 * kTileSize];
   const int line = size * int(sizeof(float));
   for (int step = 0; step < steps; ++step)
@@ -146,24 +146,29 @@ void mix_columns(const uint16_t* shares, int stride, int count, const uint16_t* 
     float* own = sums + first * size + column;
     _tile_loadd(0, own, line);
     _tile_loadd(1, own + kTileOutputs, line);
-    if constexpr (N > 1) _tile_loadd(2, own + 2 * kTileOutputs, line);
-    if constexpr (N > 1) _tile_loadd(3, own + 3 * kTileOutputs, line);
+    if constexpr (N > 1) {
+      _tile_loadd(2, own + 2 * kTileOutputs, line);
+      _tile_loadd(3, own + 3 * kTileOutputs, line);
+    }
     for (int step = 0; step < steps; ++step) {
       _tile_loadd(4, shares + first * stride + step * kMixed, stride * int(sizeof(uint16_t)));
       _tile_loadd(5, paired[step][0], 64);
       _tile_dpbf16ps(0, 4, 5);
       _tile_loadd(6, paired[step][0] + kTileSize, 64);
       _tile_dpbf16ps(1, 4, 6);
-      if constexpr (N == 1) continue;
-      _tile_loadd(5, paired[step][N - 1], 64);
-      _tile_dpbf16ps(2, 4, 5);
-      _tile_loadd(6, paired[step][N - 1] + kTileSize, 64);
-      _tile_dpbf16ps(3, 4, 6);
+      if constexpr (N > 1) {
+        _tile_loadd(5, paired[step][1], 64);
+        _tile_dpbf16ps(2, 4, 5);
+        _tile_loadd(6, paired[step][1] + kTileSize, 64);
+        _tile_dpbf16ps(3, 4, 6);
+      }
     }
     _tile_stored(0, own, line);
     _tile_stored(1, own + kTileOutputs, line);
-    if constexpr (N > 1) _tile_stored(2, own + 2 * kTileOutputs, line);
-    if constexpr (N > 1) _tile_stored(3, own + 3 * kTileOutputs, line);
+    if constexpr (N > 1) {
+      _tile_stored(2, own + 2 * kTileOutputs, line);
+      _tile_stored(3, own + 3 * kTileOutputs, line);
+    }
   }
 }
 
@@ -172,9 +177,9 @@ void mix_tiles(const uint16_t* shares, int stride, int count, const uint16_t* co
                int size, int rows, float* sums) {
   int column = 0;
   for (; column + 2 * kTileColumns <= size; column += 2 * kTileColumns)
-    mix_columns<2>(shares, stride, count, lines, steps, column, size, rows, sums);
+    mix_tile_columns<2>(shares, stride, count, lines, steps, column, size, rows, sums);
   if (column < size)
-    mix_columns<1>(shares, stride, count, lines, steps, column, size, rows, sums);
+    mix_tile_columns<1>(shares, stride, count, lines, steps, column, size, rows, sums);
 }
 
 #else

@@ -12,8 +12,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
-#include <omp.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -127,7 +125,6 @@ struct Made {
   // Where the next sums go, and what they are when they are there.
   float* room() { return sums[now]; }
   void next(int next_group, int first, int last) {
-    put_rest();
     from = room(), now = 1 - now;
     group = next_group, row = first, end = last;
   }
@@ -139,11 +136,11 @@ struct Made {
   const float* from = nullptr;      // ... which are these
 };
 
-// The sums [rows, 64] of a group's outputs for a block of rows. Tiles 0 to 3: of 16 outputs each. 4:
-// x. 5 to 7: weights.
+// Sums a group's outputs for a block of rows into made.room(), [rows, 64], and puts rows of the block before
+// meanwhile. Tiles 0 to 3: of 16 outputs each. 4: x. 5 to 7: weights.
 inline void sum_tiles(const uint16_t* weights, const uint16_t* x, const TileInput& input,
                       TilesAhead& ahead, Made& made) {
-  const int others = up(made.end - made.row, input.steps);  // at each step
+  const int at_a_step = up(made.end - made.row, input.steps);  // rows
   float* sums = made.room();
   const int stride = input.width * int(sizeof(uint16_t));
   written();
@@ -166,7 +163,7 @@ inline void sum_tiles(const uint16_t* weights, const uint16_t* x, const TileInpu
     TANDEM_ADD(1, 6);
     TANDEM_ADD(2, 7);
     TANDEM_ADD(3, 5);
-    made.put(others);
+    made.put(at_a_step);
     x += kTileColumns;
     weights += kTilesAtOnce * kTileSize;
   }

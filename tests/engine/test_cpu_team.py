@@ -1,0 +1,70 @@
+"""Work that the kernels' threads share out: all is done, once, and a slow thread is helped."""
+
+import subprocess
+
+import pytest
+
+from tandem.cpu import library
+
+SOURCE = """
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <thread>
+#include <vector>
+
+#include "team.h"
+
+std::vector<int> done(1000), by(1000);
+
+// Says what is wrong with work for so many threads, of whom the first is slow to begin with.
+void share(Team& team, int threads, int count, int slow) {
+  std::fill(done.begin(), done.end(), 0);
+  std::atomic<int> ended{0};
+#pragma omp parallel num_threads(threads)
+  {
+    bool first = omp_get_thread_num() == 0;
+    team.each(
+        count,
+        [&](int i) {
+          if (first && slow) std::this_thread::sleep_for(std::chrono::milliseconds(slow));
+          first = false;
+#pragma omp atomic
+          ++done[i];
+          by[i] = omp_get_thread_num();
+        },
+        [&] { ++ended; });
+    if (ended != threads) std::printf("passed before %d had ended\\n", threads - ended);
+  }
+  for (int i = 0; i < int(done.size()); ++i)
+    if (done[i] != (i < count)) std::printf("%d of %d: done %d times\\n", i, count, done[i]);
+}
+
+int main() {
+  Team team;
+  team.fit(7);
+  for (int threads = 1; threads <= 7; ++threads)
+    for (int count : {0, 1, 2, 3, 5, 6, 7, 8, 40, 999}) share(team, threads, count, 0);
+  share(team, 2, 400, 100);
+  int helped = 0;
+  for (int i = 0; i < 200; ++i) helped += by[i] != 0;
+  std::printf("helped with %s\\n", helped >= 100 ? "half or more" : "less");
+  share(team, 1, 1, 0);
+  for (int phase = 1; phase < 1 << 20; ++phase) team.each(0, [](int) {});
+  share(team, 1, 1, 0);  // a phase that looks like the one long ago
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("team")
+    (folder / "check.cpp").write_text(SOURCE, encoding="utf-8")
+    flags = ["-O2", "-std=c++17", "-fopenmp", "-pthread", f"-I{library.SOURCE.parent}"]
+    program = folder / "check"
+    subprocess.run(["g++", *flags, folder / "check.cpp", "-o", program], check=True)
+    return subprocess.run([program], check=True, capture_output=True, text=True).stdout
+
+
+def test_all_is_done_once_and_a_slow_thread_gets_help(said):
+    assert said == "helped with half or more\n"
