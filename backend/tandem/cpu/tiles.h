@@ -122,26 +122,22 @@ struct Made {
 
   void put_rest() { put(end - row); }
 
-  // Where the next sums go, and what they are when they are there.
-  float* room() { return sums[now]; }
+  // There are others, and those before have been put.
   void next(int next_group, int first, int last) {
-    from = room(), now = 1 - now;
-    group = next_group, row = first, end = last;
+    group = next_group, row = first, end = last, from = sums;
   }
 
   const Outputs& outputs;
-  alignas(64) float sums[2][kTileRows * kGroupOutputs];
-  int now = 0;
+  alignas(64) float sums[kTileRows * kGroupOutputs];  // others take their place when all have been put
   int group = 0, row = 0, end = 0;  // rows from here on are still to be put, ...
-  const float* from = nullptr;      // ... which are these
+  const float* from = sums;         // ... which are these
 };
 
-// Sums a group's outputs for a block of rows into made.room(), [rows, 64], and puts rows of the block before
+// Sums a group's outputs for a block of rows into made.sums, [rows, 64], and puts those of the block before
 // meanwhile. Tiles 0 to 3: of 16 outputs each. 4: x. 5 to 7: weights.
 inline void sum_tiles(const uint16_t* weights, const uint16_t* x, const TileInput& input,
                       TilesAhead& ahead, Made& made) {
   const int at_a_step = up(made.end - made.row, input.steps);  // rows
-  float* sums = made.room();
   const int stride = input.width * int(sizeof(uint16_t));
   written();
   _tile_zero(0);
@@ -169,10 +165,10 @@ inline void sum_tiles(const uint16_t* weights, const uint16_t* x, const TileInpu
   }
 #undef TANDEM_ADD
   constexpr int kStride = kGroupOutputs * sizeof(float);
-  _tile_stored(0, sums, kStride);
-  _tile_stored(1, sums + kTileOutputs, kStride);
-  _tile_stored(2, sums + 2 * kTileOutputs, kStride);
-  _tile_stored(3, sums + 3 * kTileOutputs, kStride);
+  _tile_stored(0, made.sums, kStride);
+  _tile_stored(1, made.sums + kTileOutputs, kStride);
+  _tile_stored(2, made.sums + 2 * kTileOutputs, kStride);
+  _tile_stored(3, made.sums + 3 * kTileOutputs, kStride);
 }
 
 // A group's sums for all rows. One block of rows takes the weights as they come from memory;
