@@ -277,6 +277,22 @@ def test_what_is_no_number_stays_none(tmp_path):
     assert made.cache.data[:, 0].isnan().any()
 
 
+@pytest.mark.parametrize("processor", PROCESSORS)
+@pytest.mark.parametrize("times", [1e6, 1e12, 1e20])
+def test_scores_beyond_all_measure_are_scores(tmp_path, processor, times):
+    made = make_runner(tmp_path, "tiles", torch.bfloat16, processor)
+    read(made)
+    keys = (
+        made.cache.data.chunk(2, -1)[0] if made.cache.data.dim() == 3 else made.cache.data[:, :, 0]
+    )
+    keys.mul_(times)
+    found = [logits_of(made, [7], [Query(BLOCKS, len(TEXT), 1)])]
+    made.by_kernels = None
+    found.append(logits_of(made, [7], [Query(BLOCKS, len(TEXT), 1)]))
+    assert found[0].isfinite().all()
+    torch.testing.assert_close(found[0], found[1].float(), atol=0.15, rtol=0.15)
+
+
 @pytest.mark.parametrize("shape", ["even", "tiles"])
 @pytest.mark.parametrize("processor", PROCESSORS)
 @pytest.mark.parametrize("place", [20, 37])  # among the first rows that attend together, or not
