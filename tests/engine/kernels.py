@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 from tandem.cpu import library
 from tandem.cpu.library import load_kernels
@@ -58,3 +59,17 @@ def _compiled_with(name, value):
             yield load_kernels()
         finally:
             load_kernels.cache_clear()
+
+
+def stored(owner, data=None):
+    """[layers, slots, kv_width] of a runner's cache, or `data` in its order, slot by slot."""
+    data = owner.cache.data if data is None else data
+    if owner.by_kernels is None:
+        return data
+    config, words = owner.cache.config, 4 // data.element_size()
+    layers, size, heads = len(data), config.head_dim, config.num_kv_heads
+    keys, values = data.view(layers, -1, 2, heads, 16 * size).unbind(2)
+    keys = keys.view(layers, -1, heads, size // words, 16, words).permute(0, 1, 4, 2, 3, 5)
+    values = values.view(layers, -1, heads, 16 // words, size, words).permute(0, 1, 3, 5, 2, 4)
+    parts = [part.reshape(layers, -1, heads * size) for part in (keys, values)]
+    return torch.cat(parts, -1)

@@ -22,7 +22,7 @@ from tandem.cpu.memory import zeros
 from tandem.models.config import read_model_config
 from tandem.runners.model_runner import ModelRunner
 from tests.engine.checkpoints import make_checkpoint
-from tests.engine.kernels import OLDER, TILES, TWOS, WIDE, compiled_for, has
+from tests.engine.kernels import OLDER, TILES, TWOS, WIDE, compiled_for, has, stored
 from tests.engine.references import logits_of
 
 TARGET = Path(__file__).parents[2] / "model_repository" / "tandem" / "1" / "target"
@@ -274,7 +274,7 @@ def test_what_is_no_number_stays_none(tmp_path):
     passed = made.forward([5], [Query([0], 0, 1)], None, None)
     assert passed.logits.isnan().all()
     assert passed.best == [0]
-    assert made.cache.data[:, 0].isnan().any()
+    assert stored(made)[:, 0].isnan().any()
 
 
 @pytest.mark.parametrize("processor", PROCESSORS)
@@ -282,11 +282,11 @@ def test_what_is_no_number_stays_none(tmp_path):
 def test_scores_beyond_all_measure_are_scores(tmp_path, processor, times):
     made = make_runner(tmp_path, "tiles", torch.bfloat16, processor)
     read(made)
-    keys = (
-        made.cache.data.chunk(2, -1)[0] if made.cache.data.dim() == 3 else made.cache.data[:, :, 0]
-    )
+    keys = made.cache.data.view(len(made.model.layers), -1, 2, 2 * 16 * 64)[:, :, 0]
     keys.mul_(times)
+    slot_by_slot = stored(made)
     found = [logits_of(made, [7], [Query(BLOCKS, len(TEXT), 1)])]
+    made.cache.data.copy_(slot_by_slot)
     made.by_kernels = None
     found.append(logits_of(made, [7], [Query(BLOCKS, len(TEXT), 1)]))
     assert found[0].isfinite().all()
@@ -360,6 +360,33 @@ def test_a_tree_of_many_nodes(tmp_path, block_size, start, shape):
         path = [nodes[at] for at in path_to(parents, node)]
         chain = logits_of(made, path, [Query(blocks, start, len(path))])
         assert torch.equal(chain[-1], logits[node])
+
+
+@pytest.mark.parametrize("block_size", [1, 5, 24, 48])
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_blocks_of_any_size_give_the_same_bits(tmp_path, block_size, processor):
+    """Whether keys and values are read as they lie, or gathered."""
+    made = make_runner(tmp_path, "tiles", torch.bfloat16, processor)
+    blocks = list(range(110 // block_size, -1, -1))
+    found = []
+    for size, table in ((16, BLOCKS), (block_size, blocks)):
+        made.allocate(num_blocks=12 if size == 16 else len(blocks), block_size=size)
+        text = logits_of(made, TEXT, [Query(table, 0, len(TEXT))])
+        tree = logits_of(made, NODES, [Query(table, len(TEXT), len(TREE), TREE)])
+        found.append(torch.cat((text, tree)))
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("block_size", [8, 16])
+def test_slots_move_as_they_do_in_torch(runner, block_size):
+    """All are read before any is written."""
+    runner.allocate(num_blocks=6, block_size=block_size)
+    runner.cache.data.normal_(generator=torch.Generator().manual_seed(1))
+    expected = stored(runner).clone()
+    source, target = [3, 16, 17, 40, 5], [16, 17, 3, 41, 21]
+    expected[:, target] = expected[:, source]
+    runner.move(source, target)
+    assert torch.equal(stored(runner), expected)
 
 
 def test_scores_of_long_texts_take_little_memory(tmp_path):

@@ -19,6 +19,7 @@ from tests.engine.heads import (
     drafting,
     make_head,
 )
+from tests.engine.kernels import stored
 from tests.engine.policy_world import always_pays, by_whim
 from tests.engine.references import hf_greedy
 
@@ -263,11 +264,11 @@ def slots(request):
 
 
 def caches(one):
-    """KV of the target, and of the guesser where it has any."""
+    """KV of the target, and of the guesser where it has any, slot by slot."""
     mixed = getattr(one.proposer, "model", None)
     guesser = getattr(mixed.proposer if mixed else one.proposer, "guesser", None)
-    owners = (one.target, guesser, getattr(guesser, "runner", None))
-    return [owner.cache.data for owner in owners if hasattr(owner, "cache")]
+    owners = (one.target, getattr(guesser, "runner", None))
+    return [stored(owner) for owner in owners if hasattr(owner, "by_kernels")]
 
 
 @pytest.mark.usefixtures("arithmetic")

@@ -14,6 +14,7 @@ from tandem.models.config import read_model_config
 from tandem.runners.model_runner import ModelRunner
 from tandem.scheduler import Decode
 from tests.engine.builders import make_request
+from tests.engine.kernels import stored
 from tests.engine.references import hf_greedy, hf_logits, logits_of
 
 LENGTH = 48
@@ -170,4 +171,4 @@ def test_compacted_kv_is_that_of_a_fresh_pass_bit_for_bit(target):
 def cached(runner, blocks, length):
     """[layers, length, width] of one request's KV."""
     slots = [block * 16 + offset for block in blocks for offset in range(16)][:length]
-    return runner.cache.data[:, slots].clone()
+    return stored(runner)[:, slots].clone()

@@ -23,8 +23,15 @@ def kv_block_bytes(config: ModelConfig, dtype: torch.dtype, block_size: int) -> 
     return config.num_layers * config.kv_width * block_size * dtype.itemsize
 
 
+GROUP = 16
+"""Slots that the CPU kernels keep together."""
+
+
 class PagedKVCache:
-    """Keys and values, [layers, slots, 2 * kv_heads * head_dim]; slot = block * size + offset."""
+    """Keys and values, [layers, slots, 2 * kv_heads * head_dim]; slot = block * size + offset.
+
+    Where the CPU kernels run the model, each `GROUP` of slots has its numbers in their order:
+    cpu/cache.h."""
 
     def __init__(
         self,
@@ -40,7 +47,8 @@ class PagedKVCache:
         self.spare_slot = num_blocks * block_size
         """Behind all blocks; what is stored there is not read."""
         # Zeros, not empty: a masked slot is multiplied by 0, which a stray NaN would survive.
-        shape = (config.num_layers, self.spare_slot + 1, config.kv_width)
+        slots = (self.spare_slot // GROUP + 1) * GROUP
+        shape = (config.num_layers, slots, config.kv_width)
         self.by_triton = device.type == "cuda"
         self.data = (
             torch.zeros(shape, dtype=dtype, device=device)

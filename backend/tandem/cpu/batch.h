@@ -7,8 +7,7 @@
 #include "sampling.h"
 #include "structures.h"
 #include "team.h"
-#include "tile_attention.h"
-#include "two_attention.h"
+#include "vector_attention.h"
 
 namespace {
 
@@ -45,6 +44,11 @@ inline size_t room_for_rounded(int rows, int columns, int threads) {
   return kTwos ? rounded_size(rows, 2 * steps_of<Two>(columns), threads) : 0;
 }
 
+// Which of kBlock rows have values that are not finite: on a line of its own, for whoever writes it.
+struct alignas(64) Broken {
+  bool row[kBlock];
+};
+
 // What a pass needs room for, kept from pass to pass: [rows, ...], or of each thread.
 struct Space {
   Team team;
@@ -53,7 +57,7 @@ struct Space {
   std::vector<float> logits;  // of passes whose tokens are drawn at once
   std::vector<Draws> draws;   // [threads]
   std::vector<uint16_t> rounded, queries;  // what is multiplied
-  std::vector<uint8_t> broken;           // [rows] whether some of a row's values are not finite
+  std::vector<Broken> broken;  // [KV heads, rows / kBlock]
   std::vector<Head> heads;
 
   void fit(const Model& model, const Step& step, const Run& run) {
@@ -66,7 +70,7 @@ struct Space {
       grow(wide, rows * model.entry.fuse.columns);
       grow(fused, rows * model.hidden);
     }
-    grow(broken, rows);
+    grow(broken, size_t(up(int(rows), kBlock)) * model.kv_heads);
     grow(qkv, rows * (model.heads + 2 * model.kv_heads) * size);
     grow(mixed, rows * model.heads * size);
     grow(inner, rows * model.inner);
@@ -165,11 +169,9 @@ std::vector<Task> share_out(const Model& model, const Step& step, const std::vec
       // (A tile has the lines behind a KV head's last one, too.)
       const int lines = (heads - 1) * rows * shared + tiled_rows(rows * shared);
       run.scores = std::max(run.scores, lines * line);
-      if (!tiles_attend(model) && !twos_attend(model)) continue;
-      const auto queries = kTiles ? tile_queries_size : two_queries_size;
-      const auto sums = kTiles ? tile_sums_size : two_sums_size;
-      run.queries = std::max(run.queries, heads * queries(rows * shared, model.head_dim));
-      run.sums = std::max(run.sums, heads * sums(rows * shared, model.head_dim));
+      const int own = heads * tiled_heads(rows * shared);
+      if (rounds_attention(model.bfloat)) run.queries = std::max(run.queries, own * model.head_dim);
+      run.sums = std::max(run.sums, own * sum_columns(model.head_dim));
     }
   }
   return found;

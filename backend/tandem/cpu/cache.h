@@ -1,4 +1,9 @@
-// Attention's way over the paged KV cache: block after block, with what comes next on its way.
+// How keys and values lie in the paged cache, and attention's way over them.
+//
+// Sixteen slots are a group, [keys and values, KV heads] pieces. What lies side by side in a piece are
+// words of 4 bytes, each a float or two of bfloat16: of keys [columns, slots], two columns in a word,
+// of values [slots, columns], two slots in a word. So they are read as they lie by floats, by products of
+// two and by the matrix unit, and no sum goes over a register's lanes.
 #pragma once
 
 #include <algorithm>
@@ -6,35 +11,55 @@
 #include <type_traits>
 #include <vector>
 
+#include "numbers.h"
 #include "tiles.h"
 
 namespace {
 
-constexpr int kBlock = 16;     // positions whose keys or values are read together
+constexpr int kBlock = 16;     // slots of a group, or positions that are read together
 constexpr int kWidest = 1024;  // most columns of a head
-// Positions that are on their way into the second cache, where more lines can be on their way at once
-// (31 GB/s for 21 on Zen 4), and into the first one, from where tiles are loaded; 0: none.
-#if TANDEM_TILES
-constexpr int kFarPositions = 64, kNearPositions = 16;
-#elif defined(__AVX512BF16__)
-constexpr int kFarPositions = 32, kNearPositions = 0;
+constexpr int kChunk = 128;    // positions of a KV head that are read before the next one's
+constexpr int kAheadPositions = 64;  // that are on their way, of one KV head
+// Into the second cache: more lines can be on their way there at once (31 GB/s for 21 on Zen 4).
+#if defined(__AVX512BF16__)
+constexpr bool kAheadFar = true;
 #else
-constexpr int kFarPositions = 0, kNearPositions = 32;
+constexpr bool kAheadFar = false;
 #endif
-constexpr int kPositionsAhead = std::max(kFarPositions, kNearPositions);
+
+template <class W>
+constexpr int kPerWord = 4 / sizeof(W);  // numbers
+
+// Numbers from a slot's group to a piece of it; width: numbers of a slot.
+inline size_t piece_at(int slot, int width, int piece, int size) {
+  return size_t(slot / kBlock) * kBlock * width + size_t(piece) * kBlock * size;
+}
+
+// Of a piece of keys, or values.
+template <class W>
+inline W* key_number(W* piece, int slot, int column) {
+  constexpr int kPer = kPerWord<W>;
+  return piece + (column / kPer * kBlock + slot % kBlock) * kPer + column % kPer;
+}
+template <class W>
+inline W* value_number(W* piece, int size, int slot, int column) {
+  constexpr int kPer = kPerWord<W>;
+  return piece + (slot % kBlock / kPer * size + column) * kPer + slot % kPer;
+}
 
 // A row's query of one head, its scores or shares by position, and what it mixes of the values.
 struct Head {
   const float* query;
   float *scores, *mixed;
-  float factor;  // of what it mixes, where shares do not add up to one
+  float factor;  // of what it mixes, for shares do not add up to one
 };
 
 // Some KV heads for some rows of a query: over one reading of their keys and one of their values.
 template <class W>
 struct Attention {
-  const W *keys, *values;  // of the first KV head, in slot 0
+  const W *keys, *values;  // of the first KV head, in the first group
   const int32_t* slots;    // [end]
+  bool together;           // whether kBlock positions from a multiple of it on are a group
   int width;               // from slot to slot
   int size;                // of a head
   int kv_heads;
@@ -46,84 +71,141 @@ struct Attention {
   int line;           // numbers from a head's scores to the next one's
   const std::vector<int32_t>* paths;  // [rows] where `text` is not all: which values behind it each
                                       // row sees
-  uint16_t* queries;  // [kv_heads, as `tile_queries_size` or `two_queries_size` says]; null: by floats
-  float* sums;        // [kv_heads, as `tile_sums_size` or `two_sums_size` says]
+  uint16_t* queries;  // [kv_heads, `tiled_heads`, size] rounded; null: by floats
+  float* sums;        // [kv_heads, `tiled_heads`, `sum_columns`]
+
+  // Positions that are read of a KV head before the next one's.
+  int chunk() const { return together ? kChunk : kBlock; }
 };
 
-// Has memory bring what lies at a position into the first or the second cache: the addresses jump too
-// often for the processor to see it by itself.
-template <bool kNear, class W>
-void fetch(const Attention<W>& task, const W* from, int at) {
-  const W* line = from + size_t(task.slots[at]) * task.width;
-  for (int i = 0; i < task.kv_heads * task.size; i += 64 / int(sizeof(W)))
-    __builtin_prefetch(line + i, 0, kNear ? 3 : 2);
-}
+// A head's sums, with room for all of the last register.
+inline int sum_columns(int size) { return up(size, kLanes) * kLanes; }
 
-// What lies at a position or, behind the end, at the beginning of what is read next, if anything is.
-template <bool kNear, class W>
-void fetch(const Attention<W>& task, const W* from, const W* next, int at) {
-  if (at < task.end)
-    fetch<kNear>(task, from, at);
-  else if (next && at - task.end < task.end)
-    fetch<kNear>(task, next, at - task.end);
-}
+// Heads of a KV head, with those that its last tile has beside them.
+inline int tiled_heads(int count) { return count > kTileRows ? up(count, kTileRows) * kTileRows : count; }
 
-// The first keys, before any are read.
+// A piece that is gathered. (A register may take what lies behind it.)
 template <class W>
-void fetch_beginning(const Attention<W>& task) {
-  for (int at = 0; at < std::min(kPositionsAhead, task.end); ++at)
-    fetch<kFarPositions == 0>(task, task.keys, at);
+struct alignas(64) Room {
+  W piece[kBlock * kWidest + kLanes * kPerWord<W>];
+};
+
+// What lies at the position's slot, or in its group.
+template <class W>
+inline const W* piece_of(const Attention<W>& task, const W* from, int slot, int head) {
+  return from + piece_at(slot, task.width, head, task.size);
 }
 
-// Calls `use` with each block of positions and each KV head; `next` is what will be read when this
-// has been.
+// What is on its way while pieces are read, in their order: keys and then values, chunk after chunk, of each
+// the KV heads, of each the positions.
+template <class W>
+class Coming {
+ public:
+  explicit Coming(const Attention<W>& task) : task_(task), from_(task.together ? task.keys : nullptr) {
+    for (int position = 0; position < kAheadPositions; position += kBlock) next();
+  }
+
+  // Another piece is being read. Has memory bring the next one: the addresses jump too often for the
+  // processor to see it by itself.
+  void next() {
+    if (!from_) return;
+    const W* piece = piece_of(task_, from_, task_.slots[at_], head_);
+    for (int i = 0; i < kBlock * task_.size; i += 64 / int(sizeof(W)))
+      __builtin_prefetch(piece + i, 0, kAheadFar ? 2 : 3);
+    at_ += kBlock;
+    if (at_ < std::min(begin_ + kChunk, task_.end)) return;
+    if (++head_ == task_.kv_heads) head_ = 0, begin_ += kChunk;
+    if (begin_ >= task_.end) from_ = from_ == task_.keys ? task_.values : nullptr, begin_ = 0;
+    at_ = begin_;
+  }
+
+ private:
+  const Attention<W>& task_;
+  const W* from_;  // null behind the last one
+  int begin_ = 0, head_ = 0, at_ = 0;
+};
+
+// Calls `use(begin, end, head)` with each chunk of positions and each KV head.
 template <class W, class Use>
-void each_block(const Attention<W>& task, const W* from, const W* next, Use use) {
-  for (int at = 0; at < task.end; at += kBlock)
-    for (int head = 0; head < task.kv_heads; ++head) {
-      // A few lines at a time: were all asked for at once, nothing else would go on meanwhile.
-      for (int p = kBlock * head / task.kv_heads; p < kBlock * (head + 1) / task.kv_heads; ++p) {
-        if (kFarPositions) fetch<false>(task, from, next, at + p + kFarPositions);
-        if (kNearPositions) fetch<true>(task, from, next, at + p + kNearPositions);
-      }
-      use(at, head);
-    }
+void each_chunk(const Attention<W>& task, Use use) {
+  for (int begin = 0; begin < task.end; begin += task.chunk())
+    for (int head = 0; head < task.kv_heads; ++head)
+      use(begin, std::min(begin + task.chunk(), task.end), head);
 }
 
-// A KV head's keys or values from a position on; what lies behind the end is not used.
-template <class T>
-struct Block {
-  const T* line[kBlock];
-};
+// The keys from a position on. What lies behind the end is anything.
 template <class W>
-Block<W> block_at(const Attention<W>& task, const W* from, int begin) {
-  Block<W> block;
-  for (int p = 0; p < kBlock; ++p)
-    block.line[p] = from + size_t(task.slots[std::min(begin + p, task.end - 1)]) * task.width;
-  return block;
+const W* keys_at(const Attention<W>& task, int at, int head, Room<W>& room) {
+  if (task.together) return piece_of(task, task.keys, task.slots[at], head);
+  for (int p = 0; p < std::min(kBlock, task.end - at); ++p) {
+    const int slot = task.slots[at + p];
+    const W* from = piece_of(task, task.keys, slot, head);
+    for (int i = 0; i < task.size; ++i) *key_number(room.piece, p, i) = *key_number(from, slot, i);
+  }
+  return room.piece;
 }
 
-const uint16_t kNoValues[kWidest] = {};
+// Values of so many slots, and zeros behind them.
+inline void gather_values(const Attention<float>& task, int head, const int32_t* slots, int count,
+                          Room<float>& room) {
+  for (int p = 0; p < kBlock; ++p) {
+    float* to = room.piece + p * task.size;
+    if (p >= count)
+      std::fill_n(to, task.size, 0.0f);
+    else
+      std::copy_n(value_number(piece_of(task, task.values, slots[p], head), task.size, slots[p], 0),
+                  task.size, to);
+  }
+}
+inline void gather_values(const Attention<uint16_t>& task, int head, const int32_t* slots, int count,
+                          Room<uint16_t>& room) {
+  static const uint16_t zeros[2 * (kWidest + kLanes)] = {};
+  for (int pair = 0; pair < kBlock / 2; ++pair) {
+    const uint16_t* lines[2];  // words, of which one half is the slot's
+    int odd[2];
+    for (int i = 0; i < 2; ++i) {
+      const bool missing = 2 * pair + i >= count;
+      const int slot = missing ? 0 : slots[2 * pair + i];
+      odd[i] = slot % 2;
+      lines[i] = missing ? zeros
+                         : value_number(piece_of(task, task.values, slot, head), task.size,
+                                        slot - odd[i], 0);
+    }
+    uint16_t* to = room.piece + 2 * pair * task.size;
+    for (int i = 0; i < task.size; i += kLanes)
+      store_words(to + 2 * i, (load_words(lines[0] + 2 * i) >> 16 * odd[0] & 0xffffu) |
+                                  load_words(lines[1] + 2 * i) >> 16 * odd[1] << 16);
+  }
+}
 
-// Calls `use` with what each row sees of a KV head's values from `begin` on: the text's end, and
-// its own path's nodes, in the order that they have in the text. It gets the row's first head, up
-// to kMost values (zeros for others), how many they are, and which places their scores have.
-template <int kMost, class Use>
-void each_path(const Attention<uint16_t>& task, int begin, int kv_head, Use use) {
-  const uint16_t* values = task.values + kv_head * task.size;
+// The values from a position on and before `end`, and zeros.
+template <class W>
+const W* values_at(const Attention<W>& task, int at, int end, int head, Room<W>& room) {
+  if (task.together && at + kBlock <= end) return piece_of(task, task.values, task.slots[at], head);
+  gather_values(task, head, task.slots + at, std::min(kBlock, end - at), room);
+  return room.piece;
+}
+
+// Calls `use` with what each row sees of a KV head's values from `begin` on: the text's end, and its own
+// path's nodes, in the order that they have in the text. It gets the row's first head, a piece of
+// values, how many they are, and which places their scores have.
+template <class W, class Use>
+void each_path(const Attention<W>& task, int begin, int kv_head, Use use) {
+  Room<W> room;
   for (int first = 0; first < task.count; first += task.shared) {
     const std::vector<int32_t>& path = task.paths[first / task.shared];
     const int end = task.text + int(path.size());
-    for (int at = begin; at < end; at += kMost) {
-      const int some = std::min(kMost, end - at);
-      const uint16_t* lines[kMost];
-      int places[kMost];
-      for (int i = 0; i < kMost; ++i) {
+    for (int at = begin; at < end; at += kBlock) {
+      const int some = std::min(kBlock, end - at);
+      int places[kBlock];
+      int32_t slots[kBlock];
+      for (int i = 0; i < some; ++i) {
         const int node = at + i - task.text;
-        places[i] = node < 0 || i >= some ? at + i : task.text + path[node];
-        lines[i] = i < some ? values + size_t(task.slots[places[i]]) * task.width : kNoValues;
+        places[i] = node < 0 ? at + i : task.text + path[node];
+        slots[i] = task.slots[places[i]];
       }
-      use(first, lines, some, places);
+      gather_values(task, kv_head, slots, some, room);
+      use(first, room.piece, some, places);
     }
   }
 }

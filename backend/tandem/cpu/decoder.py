@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Sequence
+from struct import pack
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +57,7 @@ class KernelStack:
         self.config = config
         self._forward = kernels.tandem_forward
         self._chains = kernels.tandem_chains
+        self._move = kernels.tandem_move
         self._space = ctypes.c_void_p(kernels.tandem_space())
         weakref.finalize(self, kernels.tandem_release, self._space)
         self._block_size = cache.block_size
@@ -158,6 +160,11 @@ class KernelStack:
         packed = pack_pass(read, self._block_size, self._room.address, wanted, given)
         self._forward(self._model, packed.step, self._space)
         return Passed(logits, features, packed.large[count:].tolist())
+
+    def move(self, source: Sequence[int], target: Sequence[int]) -> None:
+        """As `PagedKVCache.move`."""
+        count = len(source)
+        self._move(self._model, pack(f"{2 * count}i", *source, *target), count)
 
     def _features(
         self, taps: Sequence[int], read: Reading, picks_hidden: bool

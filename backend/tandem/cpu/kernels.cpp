@@ -7,6 +7,7 @@
 #include "chains.h"
 #include "pass.h"
 #include "penalties.h"
+#include "rows.h"
 #include "sampling.h"
 
 namespace {
@@ -62,6 +63,15 @@ void tandem_chains(const Model* model, const Chains* chains, const Step* first, 
   Space& room = *static_cast<Space*>(space);
   model->bfloat ? grow<uint16_t>(*model, *chains, first, room)
                 : grow<float>(*model, *chains, first, room);
+}
+// Copies slots to other slots, [2, count], in all layers: all are read before any is written.
+void tandem_move(const Model* model, const int32_t* slots, int count) {
+#pragma omp parallel for num_threads(model->threads)
+  for (int layer = 0; layer < model->layers; ++layer) {
+    void* cache = model->layer[layer].cache;
+    model->bfloat ? move_slots(*model, static_cast<uint16_t*>(cache), slots, count)
+                  : move_slots(*model, static_cast<float*>(cache), slots, count);
+  }
 }
 // Of logits [rows, vocabulary], in place: what texts and drafted tokens count against being said again.
 void tandem_penalize(float* logits, int rows, int vocabulary, const Place* places,

@@ -42,6 +42,7 @@ def load_kernels() -> ctypes.CDLL | None:
     library.tandem_release.argtypes = (pointer,)
     library.tandem_forward.argtypes = (model, packed, pointer)
     library.tandem_chains.argtypes = (model, packed, packed, pointer)
+    library.tandem_move.argtypes = (model, packed, number)
     library.tandem_multiply.argtypes = (matrix, pointer, number, pointer, number)
     library.tandem_packed.argtypes = (number, number, number, number)
     library.tandem_packed.restype = ctypes.c_int64
@@ -50,7 +51,9 @@ def load_kernels() -> ctypes.CDLL | None:
     library.tandem_limit.argtypes = (pointer, number, number, packed, pointer, number)
     library.tandem_judge.argtypes = (pointer, number, number, packed, pointer, ctypes.c_uint64)
     library.tandem_judge.argtypes += (pointer, pointer, number)
-    for name in ("release", "forward", "chains", "multiply", "pack", "penalize", "limit", "judge"):
+    for name in ("release", "forward", "chains", "move", "multiply", "pack"):
+        getattr(library, f"tandem_{name}").restype = None
+    for name in ("penalize", "limit", "judge"):
         getattr(library, f"tandem_{name}").restype = None
     return library
 

@@ -40,6 +40,8 @@ inline Floats load(const uint16_t* from) {
 #endif
   return reinterpret_cast<Floats>(words << 16);
 }
+inline Words load_words(const void* from) { return *static_cast<const Words*>(from); }
+inline void store_words(void* to, Words words) { *static_cast<Words*>(to) = words; }
 inline void store(float* to, Floats value) { *reinterpret_cast<Floats*>(to) = value; }
 inline void narrow(float value, uint16_t* to) {  // to the nearest, ties to even
   uint32_t bits;
@@ -96,27 +98,6 @@ inline float greatest(Floats value) {
   for (int half = kLanes / 2; half; half /= 2)
     for (int lane = 0; lane < half; ++lane) parts[lane] = std::max(parts[lane], parts[lane + half]);
   return parts[0];
-#endif
-}
-
-// The sums of four; the same sums whatever stands beside them.
-inline void sum_four(const Floats* values, float* to) {
-#if defined(__FMA__)
-  __m256 part[4];
-  for (int i = 0; i < 4; ++i) {
-#if defined(__AVX512F__)
-    const __m512d whole = (__m512d)values[i];
-    part[i] = _mm256_add_ps(_mm512_castps512_ps256((__m512)values[i]),
-                            _mm256_castpd_ps(_mm512_extractf64x4_pd(whole, 1)));
-#else
-    part[i] = (__m256)values[i];
-#endif
-  }
-  const __m256 sums = _mm256_hadd_ps(_mm256_hadd_ps(part[0], part[1]),
-                                     _mm256_hadd_ps(part[2], part[3]));
-  _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1)));
-#else
-  for (int i = 0; i < 4; ++i) to[i] = sum(values[i]);
 #endif
 }
 
@@ -186,5 +167,11 @@ inline Floats load_some(const W* from, int count) {  // zeros behind
   return found;
 }
 inline void narrow(float value, float* to) { *to = value; }
+template <class W>
+inline void narrow(const float* from, int count, W* to) {
+  int i = 0;
+  for (; i + kLanes <= count; i += kLanes) store(to + i, load(from + i));
+  for (; i < count; ++i) narrow(from[i], to + i);
+}
 
 }  // namespace

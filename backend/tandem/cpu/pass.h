@@ -81,9 +81,18 @@ void attend_all(const Model& model, const Layer& layer, const Step& step, const 
   const int width = (model.heads + 2 * model.kv_heads) * model.head_dim;
   float* qkv = space.qkv.data();
   multiply(space.team, layer.qkv, space.normed.data(), step.rows, qkv, space.rounded.data());
-  space.team.each(step.rows, [&](int row) {
-    space.broken[row] =
-        prepare<W>(model, layer, run.position[row], run.slot[row], qkv + size_t(row) * width);
+  // By KV heads: threads that write into the same groups would wait for each other's lines.
+  const int parts = up(step.rows, kBlock);
+  space.team.each(model.kv_heads * parts, [&](int part) {
+    const int begin = part % parts * kBlock, end = std::min(begin + kBlock, step.rows);
+    for (int row = begin, next; row < end; row = next) {
+      const int slot = run.slot[row];
+      for (next = row + 1; next < end && run.slot[next] == slot + next - row &&
+                           run.slot[next] % kBlock;)
+        ++next;
+      prepare<W>(model, layer, &run.position[row], slot, next - row, part / parts,
+                 qkv + size_t(row) * width, space.broken[part].row + row - begin);
+    }
   });
   space.team.each_uneven(int(tasks.size()), [&](int task) {
     attend<W>(model, layer, step, run, tasks[task], space);

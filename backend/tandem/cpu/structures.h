@@ -16,7 +16,7 @@ struct Layer {
   Matrix qkv, out, gate_up, down;
   const float *input_norm, *post_norm;
   const float *query_norm, *key_norm;  // [head_dim] or null
-  void* cache;                         // [slots, 2 * kv_heads * head_dim]
+  void* cache;                         // [slots, 2 * kv_heads * head_dim], as cache.h says
 };
 
 // What a draft head makes of a token's embedding and a hidden state, each with its norm or none.

@@ -74,15 +74,6 @@ inline void round_row(const float* x, int columns, int width, uint16_t* to) {
   std::fill(to + whole + behind, to + width, uint16_t(0));
 }
 
-// Where words of 32 columns were unpacked, low and high ones, their sums hold each four columns and
-// the four behind them: here they are written in their own order.
-inline void store_in_order(Floats low, Floats high, float* to) {
-  const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-  const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
-  store(to, (Floats)_mm512_permutex2var_ps((__m512)low, first, (__m512)high));
-  store(to + 16, (Floats)_mm512_permutex2var_ps((__m512)low, second, (__m512)high));
-}
-
 // x [rows, columns] as [rows, width], at the beginning of a line in `to`.
 const uint16_t* rounded(Team& team, const float* x, int rows, int columns, int width, uint16_t* to) {
   to += -(reinterpret_cast<uintptr_t>(to) / sizeof *to) % kLine;

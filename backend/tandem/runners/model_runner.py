@@ -65,7 +65,7 @@ class ModelRunner:
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
         """Copies KV slots to other slots in all layers."""
-        self.cache.move(source, target)
+        (self.by_kernels or self.cache).move(source, target)
 
     def forward(
         self,

@@ -1,0 +1,173 @@
+// Attention by registers of floats, or where the processor has them (twos.h), and keys and values are
+// bfloat16, by products of two: queries go in rounded then, as a linear layer's input does, and so do shares.
+//
+// A score sums even columns, or pairs of them, by themselves and odd ones by themselves. Values are summed
+// position after position of the text, or pair after pair, what a row does not see adding zeros.
+#pragma once
+
+#include "cache.h"
+#include "numbers.h"
+#include "twos.h"
+
+namespace {
+
+// Whether queries and shares go in rounded.
+inline bool rounds_attention(bool bfloat) { return kTwos && bfloat; }
+
+inline uint16_t* rounded_query(const Attention<uint16_t>& task, int index) {
+  const int row = index / task.count * tiled_heads(task.count) + index % task.count;
+  return task.queries + size_t(row) * task.size;
+}
+
+// A head's query as Q.
+template <class Q, class W>
+const Q* query_of(const Attention<W>& task, int index) {
+  if constexpr (std::is_same_v<Q, float>)
+    return task.heads[index].query;
+  else
+    return rounded_query(task, index);
+}
+
+// sum + the products of the numbers from x on with those of words, one of two in a word.
+template <class W>
+inline Floats add_first(const float* x, Words words, Floats sum) {
+  return fused(all(*x), reinterpret_cast<Floats>(kPerWord<W> == 1 ? words : words << 16), sum);
+}
+#if defined(__AVX512BF16__)
+template <class W>  // both
+inline Floats add_first(const uint16_t* x, Words words, Floats sum) {
+  return add_product<Two>(all(Two{x[0], x[1]}), reinterpret_cast<Floats>(words), sum);
+}
+#endif
+// The other one, where there are two and they have not been added at once.
+inline Floats add_second(const float* x, Words words, Floats sum) {
+  return fused(all(*x), reinterpret_cast<Floats>(words & 0xffff0000u), sum);
+}
+
+// Products of N heads' queries with the keys of a piece.
+template <int N, class Q, class W>
+__attribute__((noinline)) void score(const Head* heads, const Q* const* queries, const W* piece,
+                                     int size, int at) {
+  constexpr int kParts = kBlock / kLanes, kPer = kPerWord<W>;
+  constexpr bool kApart = kPer == 2 && std::is_same_v<Q, float>;
+  Floats sums[N][kParts][2] = {};
+  const auto word = [&](int index, int which) {
+    for (int part = 0; part < kParts; ++part) {
+      const Words keys = load_words(piece + (index * kBlock + part * kLanes) * kPer);
+      for (int n = 0; n < N; ++n) {
+        const Q* x = queries[n] + index * kPer;
+        sums[n][part][which] = add_first<W>(x, keys, sums[n][part][which]);
+        if constexpr (kApart) sums[n][part][1] = add_second(x + 1, keys, sums[n][part][1]);
+      }
+    }
+  };
+  const int words = size / kPer, step = kApart ? 1 : 2;
+  for (int index = 0; index + step <= words; index += step) {
+    word(index, 0);
+    if constexpr (!kApart) word(index + 1, 1);
+  }
+  if (words % step) word(words - 1, 0);
+  for (int n = 0; n < N; ++n)
+    for (int part = 0; part < kParts; ++part)
+      store(heads[n].scores + at + part * kLanes, sums[n][part][0] + sums[n][part][1]);
+}
+
+// Adds the values of a piece to what N heads mix of kParts registers of columns, by their shares.
+template <int N, int kParts, class Q, class W>
+__attribute__((noinline)) void mix_columns(const Q* const* shares, const W* piece, int size, int column,
+                                           float* sums, int width) {
+  constexpr int kPer = kPerWord<W>;
+  Floats own[N][kParts];
+  for (int n = 0; n < N; ++n)
+    for (int k = 0; k < kParts; ++k) own[n][k] = load(sums + n * width + column + k * kLanes);
+  for (int at = 0; at < kBlock; at += kPer)
+    for (int k = 0; k < kParts; ++k) {
+      const Words values = load_words(piece + at * size + (column + k * kLanes) * kPer);
+      for (int n = 0; n < N; ++n) {
+        own[n][k] = add_first<W>(shares[n] + at, values, own[n][k]);
+        if constexpr (kPer == 2 && std::is_same_v<Q, float>)
+          own[n][k] = add_second(shares[n] + at + 1, values, own[n][k]);
+      }
+    }
+  for (int n = 0; n < N; ++n)
+    for (int k = 0; k < kParts; ++k) store(sums + n * width + column + k * kLanes, own[n][k]);
+}
+
+template <int N, class Q, class W>
+void mix(const Q* const* shares, const W* piece, int size, float* sums) {
+  constexpr int kMost = N <= 2 ? 4 : 2;  // that many sums fit the registers
+  const int width = sum_columns(size);
+  int i = 0;
+  for (; i + kMost * kLanes <= width; i += kMost * kLanes)
+    mix_columns<N, kMost>(shares, piece, size, i, sums, width);
+  for (; i < width; i += kLanes) mix_columns<N, 1>(shares, piece, size, i, sums, width);
+}
+
+constexpr int kScored = kFewRegisters ? 3 : 8, kMixed = kFewRegisters ? 4 : 8;  // heads at once
+
+// Q: what queries and shares are, float or, rounded, uint16_t.
+template <class Q, class W>
+void score_by_vectors(const Attention<W>& task, Coming<W>& coming) {
+  Room<W> room;
+  each_chunk(task, [&](int begin, int end, int kv_head) {
+    for (int at = begin; at < end; at += kBlock) {
+      coming.next();
+      const W* piece = keys_at(task, at, kv_head, room);
+      in_turns<kScored>(task.count, [&](auto n, int from) {
+        const Q* queries[n];
+        for (int head = 0; head < n; ++head)
+          queries[head] = query_of<Q>(task, kv_head * task.count + from + head);
+        score<n>(task.heads + kv_head * task.count + from, queries, piece, task.size, at);
+      });
+    }
+  });
+}
+
+// Values of a piece, mixed by the shares of so many heads, [count, line], into sums.
+template <class Q, class W>
+void mix_piece(const Q* shares, int line, int count, const W* piece, int size, float* sums) {
+  in_turns<kMixed>(count, [&](auto n, int from) {
+    const Q* own[n];
+    for (int head = 0; head < n; ++head) own[head] = shares + size_t(from + head) * line;
+    mix<n>(own, piece, size, sums + from * sum_columns(size));
+  });
+}
+
+// Calls `use` as `each_path` does, with the shares of a row's heads, [shared, kBlock], in the place of
+// their number and places.
+template <class Q, class W, class Use>
+void each_path_mixed(const Attention<W>& task, int begin, int kv_head, Use use) {
+  std::vector<Q> shares(size_t(task.shared) * kBlock);
+  each_path(task, begin, kv_head, [&](int first, const W* piece, int some, const int* places) {
+    for (int head = 0; head < task.shared; ++head) {
+      const Head& own = task.heads[kv_head * task.count + first + head];
+      for (int i = 0; i < kBlock; ++i)
+        shares[head * kBlock + i] = i < some ? reinterpret_cast<const Q*>(own.scores)[places[i]] : Q(0);
+    }
+    use(first, piece, shares.data());
+  });
+}
+
+template <class Q, class W>
+void mix_by_vectors(const Attention<W>& task, Coming<W>& coming) {
+  constexpr int kWidth = sizeof(float) / sizeof(Q);
+  const int width = sum_columns(task.size), size = tiled_heads(task.count) * width;
+  const int whole = task.text < task.end ? task.text - task.text % kBlock : task.end;
+  Room<W> room;
+  each_chunk(task, [&](int begin, int end, int kv_head) {
+    const auto* shares = reinterpret_cast<const Q*>(task.heads[kv_head * task.count].scores);
+    for (int at = begin; at < end; at += kBlock) {
+      coming.next();
+      if (at >= whole) continue;
+      mix_piece(shares + at, task.line * kWidth, task.count, values_at(task, at, whole, kv_head, room),
+                task.size, task.sums + kv_head * size);
+    }
+  });
+  for (int head = 0; whole < task.end && head < task.kv_heads; ++head)
+    each_path_mixed<Q>(task, whole, head, [&](int first, const W* piece, const Q* shares) {
+      mix_piece(shares, kBlock, task.shared, piece, task.size,
+                task.sums + head * size + first * width);
+    });
+}
+
+}  // namespace
