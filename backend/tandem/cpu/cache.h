@@ -161,20 +161,16 @@ inline void gather_values(const Attention<uint16_t>& task, int head, const int32
                           Room<uint16_t>& room) {
   static const uint16_t zeros[2 * (kWidest + kLanes)] = {};
   for (int pair = 0; pair < kBlock / 2; ++pair) {
-    const uint16_t* lines[2];  // words, of which one half is the slot's
-    int odd[2];
+    const uint16_t* lines[2];  // what is the slot's is the lower half of each word from here on
     for (int i = 0; i < 2; ++i) {
-      const bool missing = 2 * pair + i >= count;
-      const int slot = missing ? 0 : slots[2 * pair + i];
-      odd[i] = slot % 2;
-      lines[i] = missing ? zeros
-                         : value_number(piece_of(task, task.values, slot, head), task.size,
-                                        slot - odd[i], 0);
+      const int own = 2 * pair + i;
+      lines[i] = own >= count ? zeros
+                              : value_number(piece_of(task, task.values, slots[own], head), task.size,
+                                             slots[own], 0);
     }
     uint16_t* to = room.piece + 2 * pair * task.size;
     for (int i = 0; i < task.size; i += kLanes)
-      store_words(to + 2 * i, (load_words(lines[0] + 2 * i) >> 16 * odd[0] & 0xffffu) |
-                                  load_words(lines[1] + 2 * i) >> 16 * odd[1] << 16);
+      store_words(to + 2 * i, (load_words(lines[0] + 2 * i) & 0xffffu) | load_words(lines[1] + 2 * i) << 16);
   }
 }
 

@@ -25,7 +25,7 @@ constexpr bool kFewRegisters = false;
 #endif
 typedef float Floats __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
 typedef int32_t Ints __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
-typedef uint32_t Words __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
+typedef uint32_t Words __attribute__((vector_size(kLanes * 4), aligned(2), may_alias));
 
 // A bfloat16 is the upper half of a float.
 inline Floats load(const float* from) { return *reinterpret_cast<const Floats*>(from); }
