@@ -293,6 +293,21 @@ def test_scores_beyond_all_measure_are_scores(tmp_path, processor, times):
     torch.testing.assert_close(found[0], found[1].float(), atol=0.15, rtol=0.15)
 
 
+def test_what_others_left_behind_a_texts_end_changes_no_bit(runner):
+    """Slots that are not the text's yet may hold anything, NaN too."""
+    tree, one = Query(BLOCKS, len(TEXT), len(TREE), TREE), Query(BLOCKS, len(TEXT), 1)
+    found = []
+    for left in (0.0, float("nan")):
+        runner.cache.data.fill_(left)
+        parts = [logits_of(runner, TEXT[:61], [Query(BLOCKS, 0, 61)])]
+        parts.append(logits_of(runner, TEXT[61:], [Query(BLOCKS, 61, len(TEXT) - 61)]))
+        parts.append(logits_of(runner, [7], [one]))
+        parts.append(logits_of(runner, NODES, [tree]))
+        found.append(torch.cat(parts))
+    assert found[1].isfinite().all()
+    assert torch.equal(*found)
+
+
 @pytest.mark.parametrize("shape", ["even", "tiles"])
 @pytest.mark.parametrize("processor", PROCESSORS)
 @pytest.mark.parametrize("place", [20, 37])  # among the first rows that attend together, or not

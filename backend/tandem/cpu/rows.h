@@ -107,22 +107,21 @@ inline void store_values(const float* values, int size, int slot, int count, flo
 }
 inline void store_values(const uint16_t* values, int size, int slot, int count, uint16_t* piece) {
   const int end = slot % kBlock + count;
-  for (int own = slot % kBlock; own < end; ++own) {
-    const uint16_t* from = values + own * size;
+  const auto put = [&](int own, int column) {
+    *value_number(piece, size, own, column) = values[own * size + column];
+  };
+  int own = slot % kBlock;
+  // Half a word alone: another thread may store the other one.
+  for (int column = 0; own % 2 && column < size; ++column) put(own, column);
+  for (own += own % 2; own + 1 < end; own += 2) {
+    const uint16_t *even = values + own * size, *odd = even + size;
     int column = 0;
-    if (own % 2 == 0 && own + 1 < end) {  // whole words
-      for (; column + kLanes <= size; column += kLanes) {
-        const auto even = (Words)load(from + column), odd = (Words)load(from + size + column);
-        store_words(value_number(piece, size, own, column), even >> 16 | odd);
-      }
-      for (; column < size; ++column) {
-        *value_number(piece, size, own, column) = from[column];
-        *value_number(piece, size, own + 1, column) = from[size + column];
-      }
-      ++own;
-    }
-    for (; column < size; ++column) *value_number(piece, size, own, column) = from[column];
+    for (; column + kLanes <= size; column += kLanes)
+      store_words(value_number(piece, size, own, column),
+                  (Words)load(even + column) >> 16 | (Words)load(odd + column));
+    for (; column < size; ++column) put(own, column), put(own + 1, column);
   }
+  for (int column = 0; own < end && column < size; ++column) put(own, column);
 }
 
 // Norms and rotates a row's queries and key of a KV head.
