@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
@@ -339,6 +340,29 @@ def test_what_is_no_number_in_a_chunk_behind_a_text(tmp_path, processor, start):
     assert chunk[12 - start].isnan().all()
 
 
+@pytest.mark.parametrize("processor", PROCESSORS)
+@pytest.mark.parametrize("kv_head", [0, 1])
+def test_values_of_one_kv_head_that_are_no_numbers(tmp_path, processor, kv_head):
+    """Token 5 has what makes them infinite, and no other token."""
+    folder = make_checkpoint(tmp_path, "llama", seed=3, **SHAPES["tiles"][1])
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    weights["model.embed_tokens.weight"][:, 0] = 0
+    weights["model.embed_tokens.weight"][5, 0] = 10
+    values = weights["model.layers.0.self_attn.v_proj.weight"]
+    values[kv_head * 64 : (kv_head + 1) * 64, 0] = 3e38
+    save_file(weights, path, {"format": "pt"})
+    with compiled_for(processor):
+        made = ModelRunner(folder, read_model_config(folder), torch.bfloat16, torch.device("cpu"))
+        made.allocate(num_blocks=12, block_size=16)
+    tokens = [token if token != 5 else 6 for token in TEXT[:20]]
+    alone = [logits_of(made, [token], [Query(BLOCKS, at, 1)]) for at, token in enumerate(tokens)]
+    tokens[12] = 5
+    chunk = logits_of(made, tokens, [Query(BLOCKS, 0, 20)])
+    assert torch.equal(chunk[:12], torch.cat(alone)[:12])
+    assert not chunk[12].isfinite().all()
+
+
 @pytest.mark.parametrize("threads", [3, 8])
 def test_many_threads_and_few_picked_rows(tmp_path, threads):
     """A pass whose last layer has fewer rows than the others, with nothing passed before."""
@@ -377,11 +401,12 @@ def test_a_tree_of_many_nodes(tmp_path, block_size, start, shape):
         assert torch.equal(chain[-1], logits[node])
 
 
-@pytest.mark.parametrize("block_size", [1, 5, 24, 48])
-@pytest.mark.parametrize("processor", PROCESSORS)
-def test_blocks_of_any_size_give_the_same_bits(tmp_path, block_size, processor):
+@pytest.mark.parametrize("block_size", [1, 5, 24])
+@pytest.mark.parametrize("shape", ["tiles", "odd", "a wide head"])
+@pytest.mark.parametrize(("dtype", "processor"), KINDS, ids=str)
+def test_blocks_of_any_size_give_the_same_bits(tmp_path, block_size, shape, dtype, processor):
     """Whether keys and values are read as they lie, or gathered."""
-    made = make_runner(tmp_path, "tiles", torch.bfloat16, processor)
+    made = make_runner(tmp_path, shape, dtype, processor)
     blocks = list(range(110 // block_size, -1, -1))
     found = []
     for size, table in ((16, BLOCKS), (block_size, blocks)):

@@ -24,7 +24,7 @@ def kv_block_bytes(config: ModelConfig, dtype: torch.dtype, block_size: int) -> 
 
 
 GROUP = 16
-"""Slots that the CPU kernels keep together."""
+"""Slots that the CPU kernels keep together: cpu/cache.h's kBlock."""
 
 
 class PagedKVCache:
@@ -70,7 +70,8 @@ class PagedKVCache:
         return PagedAttention(self, rows, GroupedAttention(self.config, groups))
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
-        """Copies slots to other slots in all layers: a tree's accepted path moves together."""
+        """Copies slots to other slots in all layers: a tree's accepted path moves together. (Not
+        where the kernels run the model: they have their own.)"""
         device = self.data.device
         kept = self.data.index_select(1, torch.tensor(source, device=device))
         self.data.index_copy_(1, torch.tensor(target, device=device), kept)

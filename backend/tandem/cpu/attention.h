@@ -34,6 +34,7 @@ float softmax(float* line, int whole, int end, float scale, Position position) {
 }
 
 // The scores of a row's head to shares of what the row sees.
+template <class W>
 void share(const Model& model, const Query& query, const Run& run, Task task, int row, int end,
            Head& head) {
   float* scores = head.scores;
@@ -49,9 +50,7 @@ void share(const Model& model, const Query& query, const Run& run, Task task, in
   const auto position = [&](int at) {
     return at < query.start || at >= end ? at : query.start + depth[at - query.start];
   };
-  head.factor = rounds_attention(model.bfloat)
-                    ? softmax<uint16_t>(scores, whole, padded(end), scale, position)
-                    : softmax<float>(scores, whole, padded(end), scale, position);
+  head.factor = softmax<Factor<W>>(scores, whole, padded(end), scale, position);
 }
 
 // The heads of a task's rows, [KV heads, rows, shared], with room for their scores.
@@ -78,24 +77,27 @@ std::vector<std::vector<int32_t>> chain_paths(int rows) {
 
 template <class W>
 void score_all(const Attention<W>& task, Coming<W>& coming) {
-  if constexpr (std::is_same_v<W, uint16_t> && kTwos) {
+  if constexpr (std::is_same_v<Factor<W>, uint16_t>) {
     for (int index = 0; index < task.kv_heads * task.count; ++index)
       narrow(task.heads[index].query, task.size, rounded_query(task, index));
-    tiles_attend(task.size) ? score_by_tiles(task, coming)
-                            : score_by_vectors<uint16_t>(task, coming);
-  } else {
-    score_by_vectors<float>(task, coming);
+    if (tiles_attend(task.size)) return score_by_tiles(task, coming);
   }
+  score_by_vectors<Factor<W>>(task, coming);
+}
+
+// What each head mixes, of sums that are zero before.
+template <class W>
+void sum_values(const Attention<W>& task, Coming<W>& coming) {
+  if constexpr (std::is_same_v<Factor<W>, uint16_t>)
+    if (tiles_attend(task.size)) return mix_by_tiles(task, coming);
+  mix_by_vectors<Factor<W>>(task, coming);
 }
 
 template <class W>
 void mix_all(const Attention<W>& task, Coming<W>& coming) {
-  const int columns = sum_columns(task.size), heads = tiled_heads(task.count);
+  const int columns = sum_columns(task.size), heads = tiled_rows(task.count);
   std::fill_n(task.sums, size_t(task.kv_heads) * heads * columns, 0.0f);
-  if constexpr (std::is_same_v<W, uint16_t> && kTwos)
-    tiles_attend(task.size) ? mix_by_tiles(task, coming) : mix_by_vectors<uint16_t>(task, coming);
-  else
-    mix_by_vectors<float>(task, coming);
+  sum_values(task, coming);
   for (int kv_head = 0; kv_head < task.kv_heads; ++kv_head)
     for (int index = 0; index < task.count; ++index) {
       const Head& head = task.heads[kv_head * task.count + index];
@@ -105,10 +107,10 @@ void mix_all(const Attention<W>& task, Coming<W>& coming) {
 }
 
 // Whether all values of a task's rows, from `first` on, are.
-bool all_finite(const Space& space, int rows, const Task& task, size_t first) {
+bool all_finite(const Space& space, const Run& run, int rows, const Task& task, size_t first) {
   for (int head = task.head; head < task.head + task.heads; ++head)
     for (size_t row = first; row < first + task.rows; ++row)
-      if (space.broken[head * up(rows, kBlock) + row / kBlock].row[row % kBlock]) return false;
+      if (space.broken[head * up(rows, run.part) + row / run.part].row[row % run.part]) return false;
   return true;
 }
 
@@ -122,7 +124,7 @@ void attend(const Model& model, const Layer& layer, const Step& step, const Run&
   const bool chain = run.seen[task.query].empty();
   const int end = chain ? last : query.start + query.stored + query.length;
   // A value that is not finite would reach rows before it, though by a share of zero.
-  const bool clean = chain && all_finite(space, step.rows, task, first);
+  const bool clean = chain && all_finite(space, run, step.rows, task, first);
   const auto own_paths = chain_paths(chain && !clean ? task.rows : 0);
   Head* heads = space.heads.data() + run.heads * thread;
   list_heads(model, first, task, end, space, space.scores.data() + run.scores * thread, heads);
@@ -146,7 +148,7 @@ void attend(const Model& model, const Layer& layer, const Step& step, const Run&
   Coming<W> coming(attention);
   score_all(attention, coming);
   for (int index = 0; index < attention.kv_heads * attention.count; ++index)
-    share(model, query, run, task, task.first + index % attention.count / shared, end,
+    share<W>(model, query, run, task, task.first + index % attention.count / shared, end,
           heads[index]);
   mix_all(attention, coming);
   stop_tiles();

@@ -32,6 +32,7 @@ struct Run {
   std::vector<std::vector<uint8_t>> seen;  // [queries] [length, stored + length]; empty: a chain
   std::vector<std::vector<int32_t>> depth;  // [queries] [stored + length] of each node
   std::vector<std::vector<int32_t>> path;   // [rows] nodes from the root to each row's; of a tree
+  int part = kBlock;  // rows of a KV head that one thread prepares
   std::vector<Task> tasks;
   bool picks = false;           // whether nothing but the picked rows goes through the last layer, ...
   std::vector<Task> last_tasks;  // ... and its attention's tasks then
@@ -57,7 +58,7 @@ struct Space {
   std::vector<float> logits;  // of passes whose tokens are drawn at once
   std::vector<Draws> draws;   // [threads]
   std::vector<uint16_t> rounded, queries;  // what is multiplied
-  std::vector<Broken> broken;  // [KV heads, rows / kBlock]
+  std::vector<Broken> broken;  // [KV heads, rows / run.part]
   std::vector<Head> heads;
 
   void fit(const Model& model, const Step& step, const Run& run) {
@@ -70,7 +71,7 @@ struct Space {
       grow(wide, rows * model.entry.fuse.columns);
       grow(fused, rows * model.hidden);
     }
-    grow(broken, size_t(up(int(rows), kBlock)) * model.kv_heads);
+    grow(broken, size_t(up(int(rows), run.part)) * model.kv_heads);
     grow(qkv, rows * (model.heads + 2 * model.kv_heads) * size);
     grow(mixed, rows * model.heads * size);
     grow(inner, rows * model.inner);
@@ -169,8 +170,8 @@ std::vector<Task> share_out(const Model& model, const Step& step, const std::vec
       // (A tile has the lines behind a KV head's last one, too.)
       const int lines = (heads - 1) * rows * shared + tiled_rows(rows * shared);
       run.scores = std::max(run.scores, lines * line);
-      const int own = heads * tiled_heads(rows * shared);
-      if (rounds_attention(model.bfloat)) run.queries = std::max(run.queries, own * model.head_dim);
+      const int own = heads * tiled_rows(rows * shared);
+      if (kTwos && model.bfloat) run.queries = std::max(run.queries, own * model.head_dim);
       run.sums = std::max(run.sums, own * sum_columns(model.head_dim));
     }
   }
@@ -215,6 +216,7 @@ Run plan(const Model& model, const Step& step) {
         if (above[size_t(node) * nodes + at]) run.path[row].push_back(at);
     }
   }
+  run.part = std::clamp(step.rows * model.kv_heads / model.threads, 1, kBlock);
   run.tasks = share_out(model, step, whole_queries(step), run);
   run.picks = picks_only(model, step);
   if (run.picks) run.last_tasks = share_out(model, step, picked_spans(step, run), run);

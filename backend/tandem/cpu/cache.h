@@ -71,18 +71,17 @@ struct Attention {
   int line;           // numbers from a head's scores to the next one's
   const std::vector<int32_t>* paths;  // [rows] where `text` is not all: which values behind it each
                                       // row sees
-  uint16_t* queries;  // [kv_heads, `tiled_heads`, size] rounded; null: by floats
-  float* sums;        // [kv_heads, `tiled_heads`, `sum_columns`]
+  uint16_t* queries;  // [kv_heads, `tiled_rows`, size] if they go in rounded
+  float* sums;        // [kv_heads, `tiled_rows`, `sum_columns`]
 
   // Positions that are read of a KV head before the next one's.
   int chunk() const { return together ? kChunk : kBlock; }
+  // Positions whose values are mixed for all rows at once; behind them go paths.
+  int whole() const { return text < end ? text - text % kBlock : end; }
 };
 
 // A head's sums, with room for all of the last register.
 inline int sum_columns(int size) { return up(size, kLanes) * kLanes; }
-
-// Heads of a KV head, with those that its last tile has beside them.
-inline int tiled_heads(int count) { return count > kTileRows ? up(count, kTileRows) * kTileRows : count; }
 
 // A piece that is gathered. (A register may take what lies behind it.)
 template <class W>
@@ -96,8 +95,8 @@ inline const W* piece_of(const Attention<W>& task, const W* from, int slot, int 
   return from + piece_at(slot, task.width, head, task.size);
 }
 
-// What is on its way while pieces are read, in their order: keys and then values, chunk after chunk, of each
-// the KV heads, of each the positions.
+// What is on its way while pieces are read, in their order: keys, then values; chunk by chunk, in it KV head by
+// KV head.
 template <class W>
 class Coming {
  public:
@@ -180,30 +179,6 @@ const W* values_at(const Attention<W>& task, int at, int end, int head, Room<W>&
   if (task.together && at + kBlock <= end) return piece_of(task, task.values, task.slots[at], head);
   gather_values(task, head, task.slots + at, std::min(kBlock, end - at), room);
   return room.piece;
-}
-
-// Calls `use` with what each row sees of a KV head's values from `begin` on: the text's end, and its own
-// path's nodes, in the order that they have in the text. It gets the row's first head, a piece of
-// values, how many they are, and which places their scores have.
-template <class W, class Use>
-void each_path(const Attention<W>& task, int begin, int kv_head, Use use) {
-  Room<W> room;
-  for (int first = 0; first < task.count; first += task.shared) {
-    const std::vector<int32_t>& path = task.paths[first / task.shared];
-    const int end = task.text + int(path.size());
-    for (int at = begin; at < end; at += kBlock) {
-      const int some = std::min(kBlock, end - at);
-      int places[kBlock];
-      int32_t slots[kBlock];
-      for (int i = 0; i < some; ++i) {
-        const int node = at + i - task.text;
-        places[i] = node < 0 ? at + i : task.text + path[node];
-        slots[i] = task.slots[places[i]];
-      }
-      gather_values(task, kv_head, slots, some, room);
-      use(first, room.piece, some, places);
-    }
-  }
 }
 
 // Calls `some` with a number of heads that is known when this is compiled, until all had a turn.

@@ -64,7 +64,7 @@ void tandem_chains(const Model* model, const Chains* chains, const Step* first, 
   model->bfloat ? grow<uint16_t>(*model, *chains, first, room)
                 : grow<float>(*model, *chains, first, room);
 }
-// Copies slots to other slots, [2, count], in all layers: all are read before any is written.
+// As `move_slots`, in all layers.
 void tandem_move(const Model* model, const int32_t* slots, int count) {
 #pragma omp parallel for num_threads(model->threads)
   for (int layer = 0; layer < model->layers; ++layer) {

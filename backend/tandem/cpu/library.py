@@ -61,6 +61,7 @@ def load_kernels() -> ctypes.CDLL | None:
 def has_kernels(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
     """Whether a whole model runs by the kernels."""
     fits = device.type == "cpu" and dtype in STORED and head_dim <= WIDEST_HEAD
+    fits = fits and head_dim % 2 == 0  # rotated by halves, and stored by words of two columns
     return fits and load_kernels() is not None
 
 

@@ -81,10 +81,10 @@ void attend_all(const Model& model, const Layer& layer, const Step& step, const 
   const int width = (model.heads + 2 * model.kv_heads) * model.head_dim;
   float* qkv = space.qkv.data();
   multiply(space.team, layer.qkv, space.normed.data(), step.rows, qkv, space.rounded.data());
-  // By KV heads: threads that write into the same groups would wait for each other's lines.
-  const int parts = up(step.rows, kBlock);
+  // By KV heads, as far as they go round: threads that write into the same groups wait for each other's lines.
+  const int parts = up(step.rows, run.part);
   space.team.each(model.kv_heads * parts, [&](int part) {
-    const int begin = part % parts * kBlock, end = std::min(begin + kBlock, step.rows);
+    const int begin = part % parts * run.part, end = std::min(begin + run.part, step.rows);
     for (int row = begin, next; row < end; row = next) {
       const int slot = run.slot[row];
       for (next = row + 1; next < end && run.slot[next] == slot + next - row &&

@@ -1,4 +1,4 @@
-// What is done to one row: norms, rotary positions, storing keys and values.
+// What is done to rows: norms, rotary positions, storing and moving keys and values.
 #pragma once
 
 #include <cmath>
@@ -125,17 +125,17 @@ inline void store_values(const uint16_t* values, int size, int slot, int count, 
 }
 
 // Norms and rotates a row's queries and key of a KV head.
-inline void turn_row(const Model& model, const Layer& layer, int position, int kv_head, float* qkv) {
+inline void rotate_row(const Model& model, const Layer& layer, int position, int kv_head, float* qkv) {
   const int size = model.head_dim, shared = model.heads / model.kv_heads;
   const float *cos = model.cos + size_t(position) * size, *sin = model.sin + size_t(position) * size;
-  const auto turn_head = [&](int head, const float* scale) {
+  const auto rotate_head = [&](int head, const float* scale) {
     float* values = qkv + head * size;
     if (scale) normalize(values, scale, size, model.epsilon, values);
     rotate(values, cos, sin, size);
   };
   for (int head = kv_head * shared; head < (kv_head + 1) * shared; ++head)
-    turn_head(head, layer.query_norm);
-  turn_head(model.heads + kv_head, layer.key_norm);
+    rotate_head(head, layer.query_norm);
+  rotate_head(model.heads + kv_head, layer.key_norm);
 }
 
 // Norms and rotates queries and keys of a KV head, and stores its keys and values, for rows whose slots
@@ -146,7 +146,7 @@ void prepare(const Model& model, const Layer& layer, const int32_t* positions, i
   const int size = model.head_dim, width = 2 * model.kv_heads * size;
   alignas(64) W keys[kBlock * kWidest], values[kBlock * kWidest];
   for (int i = 0; i < count; ++i, qkv += (model.heads + 2 * model.kv_heads) * size) {
-    turn_row(model, layer, positions[i], kv_head, qkv);
+    rotate_row(model, layer, positions[i], kv_head, qkv);
     const float* key = qkv + (model.heads + kv_head) * size;
     W *own = keys + (slot % kBlock + i) * size, *value = values + (slot % kBlock + i) * size;
     narrow(key, size, own);

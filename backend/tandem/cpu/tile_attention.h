@@ -132,11 +132,12 @@ void score_by_tiles(const Attention<uint16_t>& task, Coming<uint16_t>& coming) {
 }
 
 void mix_by_tiles(const Attention<uint16_t>& task, Coming<uint16_t>& coming) {
-  const int rows = tile_heads(task.count), size = tiled_heads(task.count) * task.size;
-  const int whole = task.text < task.end ? task.text - task.text % kBlock : task.end;
+  const int rows = tile_heads(task.count), size = tiled_rows(task.count) * task.size;
+  const int whole = task.whole();
   Room<uint16_t> room;
   use_mixing_tiles(rows);
   each_chunk(task, [&](int begin, int end, int kv_head) {
+    if (begin >= whole) return;
     const uint16_t* pieces[kChunk / kBlock];
     const int count = up(std::min(end, whole) - begin, kBlock);
     for (int i = 0; i < count; ++i)
@@ -150,7 +151,7 @@ void mix_by_tiles(const Attention<uint16_t>& task, Coming<uint16_t>& coming) {
   while (task.shared % row_heads) --row_heads;
   use_mixing_tiles(row_heads);
   for (int head = 0; head < task.kv_heads; ++head)
-    each_path_mixed<uint16_t>(task, whole, head, [&](int first, const auto* piece, const auto* shares) {
+    each_path<uint16_t>(task, head, [&](int first, const auto* piece, const auto* shares) {
       mix_heads(shares, kBlock, task.shared, row_heads, &piece, 1, task.size,
                 task.sums + head * size + first * task.size, nullptr);
     });

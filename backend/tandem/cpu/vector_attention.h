@@ -11,11 +11,12 @@
 
 namespace {
 
-// Whether queries and shares go in rounded.
-inline bool rounds_attention(bool bfloat) { return kTwos && bfloat; }
+// What queries and shares go in as.
+template <class W>
+using Factor = std::conditional_t<kTwos && std::is_same_v<W, uint16_t>, uint16_t, float>;
 
 inline uint16_t* rounded_query(const Attention<uint16_t>& task, int index) {
-  const int row = index / task.count * tiled_heads(task.count) + index % task.count;
+  const int row = index / task.count * tiled_rows(task.count) + index % task.count;
   return task.queries + size_t(row) * task.size;
 }
 
@@ -103,9 +104,10 @@ void mix(const Q* const* shares, const W* piece, int size, float* sums) {
   for (; i < width; i += kLanes) mix_columns<N, 1>(shares, piece, size, i, sums, width);
 }
 
-constexpr int kScored = kFewRegisters ? 3 : 8, kMixed = kFewRegisters ? 4 : 8;  // heads at once
+// Heads at once, whose sums fit the registers.
+constexpr int kScored = kLanes == 8 ? 3 : 8, kMixed = kLanes == 8 ? 4 : 8;
 
-// Q: what queries and shares are, float or, rounded, uint16_t.
+// Q: `Factor`.
 template <class Q, class W>
 void score_by_vectors(const Attention<W>& task, Coming<W>& coming) {
   Room<W> room;
@@ -133,26 +135,38 @@ void mix_piece(const Q* shares, int line, int count, const W* piece, int size, f
   });
 }
 
-// Calls `use` as `each_path` does, with the shares of a row's heads, [shared, kBlock], in the place of
-// their number and places.
+// Calls `use` with what each row sees of a KV head's values behind `whole`: the text's end, and its own
+// path's nodes, in the order that they have in the text. It gets the row's first head, a piece of values,
+// and its heads' shares of them, [shared, kBlock].
 template <class Q, class W, class Use>
-void each_path_mixed(const Attention<W>& task, int begin, int kv_head, Use use) {
+void each_path(const Attention<W>& task, int kv_head, Use use) {
+  Room<W> room;
   std::vector<Q> shares(size_t(task.shared) * kBlock);
-  each_path(task, begin, kv_head, [&](int first, const W* piece, int some, const int* places) {
-    for (int head = 0; head < task.shared; ++head) {
-      const Head& own = task.heads[kv_head * task.count + first + head];
-      for (int i = 0; i < kBlock; ++i)
-        shares[head * kBlock + i] = i < some ? reinterpret_cast<const Q*>(own.scores)[places[i]] : Q(0);
+  for (int first = 0; first < task.count; first += task.shared) {
+    const Head* heads = task.heads + kv_head * task.count + first;
+    const std::vector<int32_t>& path = task.paths[first / task.shared];
+    const int end = task.text + int(path.size());
+    for (int at = task.whole(); at < end; at += kBlock) {
+      const int some = std::min(kBlock, end - at);
+      int32_t slots[kBlock];
+      std::fill(shares.begin(), shares.end(), Q(0));
+      for (int i = 0; i < some; ++i) {
+        const int node = at + i - task.text, place = node < 0 ? at + i : task.text + path[node];
+        slots[i] = task.slots[place];
+        for (int head = 0; head < task.shared; ++head)
+          shares[head * kBlock + i] = reinterpret_cast<const Q*>(heads[head].scores)[place];
+      }
+      gather_values(task, kv_head, slots, some, room);
+      use(first, room.piece, shares.data());
     }
-    use(first, piece, shares.data());
-  });
+  }
 }
 
 template <class Q, class W>
 void mix_by_vectors(const Attention<W>& task, Coming<W>& coming) {
   constexpr int kWidth = sizeof(float) / sizeof(Q);
-  const int width = sum_columns(task.size), size = tiled_heads(task.count) * width;
-  const int whole = task.text < task.end ? task.text - task.text % kBlock : task.end;
+  const int width = sum_columns(task.size), size = tiled_rows(task.count) * width;
+  const int whole = task.whole();
   Room<W> room;
   each_chunk(task, [&](int begin, int end, int kv_head) {
     const auto* shares = reinterpret_cast<const Q*>(task.heads[kv_head * task.count].scores);
@@ -164,7 +178,7 @@ void mix_by_vectors(const Attention<W>& task, Coming<W>& coming) {
     }
   });
   for (int head = 0; whole < task.end && head < task.kv_heads; ++head)
-    each_path_mixed<Q>(task, whole, head, [&](int first, const W* piece, const Q* shares) {
+    each_path<Q>(task, head, [&](int first, const W* piece, const Q* shares) {
       mix_piece(shares, kBlock, task.shared, piece, task.size,
                 task.sums + head * size + first * width);
     });
