@@ -95,8 +95,8 @@ inline const W* piece_of(const Attention<W>& task, const W* from, int slot, int 
   return from + piece_at(slot, task.width, head, task.size);
 }
 
-// What is on its way while pieces are read, in their order: keys, then values; chunk by chunk, in it KV head by
-// KV head.
+// What is on its way while pieces are read, in their order: keys, then values; chunk by chunk, in it KV
+// head by KV head.
 template <class W>
 class Coming {
  public:

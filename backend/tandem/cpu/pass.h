@@ -81,7 +81,7 @@ void attend_all(const Model& model, const Layer& layer, const Step& step, const 
   const int width = (model.heads + 2 * model.kv_heads) * model.head_dim;
   float* qkv = space.qkv.data();
   multiply(space.team, layer.qkv, space.normed.data(), step.rows, qkv, space.rounded.data());
-  // By KV heads, as far as they go round: threads that write into the same groups wait for each other's lines.
+  // By KV heads, as far as they go round: threads that write into the same groups wait for each other.
   const int parts = up(step.rows, run.part);
   space.team.each(model.kv_heads * parts, [&](int part) {
     const int begin = part % parts * run.part, end = std::min(begin + run.part, step.rows);
