@@ -1,7 +1,8 @@
-"""`python -m tests.engine.guarded FOLDER`: passes by kernels with nothing behind their memory.
+"""`python -m tests.engine.guarded FOLDER`: passes by kernels with nothing behind their memory, and no
+numbers in it.
 
 Whatever is read or written there ends the process, by whichever instruction. Each pass is the first
-one of its runner, so that no room is left over from a larger one.
+one of its runner, so that no room is left over from a larger one, nor anything but NaN.
 """
 
 import sys
@@ -22,6 +23,7 @@ from tests.engine.kernels import bent
 PLACE = 'extern "C" {\nvoid* tandem_space()'
 GUARDS = """
 #include <sys/mman.h>
+#include <cstring>
 #include <new>
 
 __attribute__((visibility("hidden"))) void* operator new(size_t size) {
@@ -30,10 +32,17 @@ __attribute__((visibility("hidden"))) void* operator new(size_t size) {
   const size_t pages = (taken + kPage - 1) / kPage;
   char* memory = static_cast<char*>(mmap(nullptr, (pages + 1) * kPage, PROT_READ | PROT_WRITE,
                                          MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  std::memset(memory, 0xff, pages * kPage);
   mprotect(memory + pages * kPage, kPage, PROT_NONE);
   return memory + pages * kPage - taken;
 }
+// (Aligned as numbers are, however it is asked for: instructions take that too.)
+__attribute__((visibility("hidden"))) void* operator new(size_t size, std::align_val_t) {
+  return operator new(size);
+}
 __attribute__((visibility("hidden"))) void operator delete(void*) noexcept {}
+__attribute__((visibility("hidden"))) void operator delete(void*, std::align_val_t) noexcept {}
+__attribute__((visibility("hidden"))) void operator delete(void*, size_t, std::align_val_t) noexcept {}
 __attribute__((visibility("hidden"))) void operator delete(void*, size_t) noexcept {}
 """
 DTYPES = (torch.float32, torch.bfloat16)
@@ -48,7 +57,8 @@ def main(folder: Path) -> None:
                 read_and_draft(folder / shape, dtype, threads, rows)
         for dtype, rows, gated in product(DTYPES, ROWS, (False, True)):
             weight = torch.ones(74, 35, dtype=dtype)
-            KernelLinear(load_kernels(), weight, None, None, gated)(torch.ones(rows, 35))
+            linear = KernelLinear(load_kernels(), weight, None, None, gated)
+            assert (linear(torch.ones(rows, 35)) == 35).all()
     print("all within")
 
 
@@ -57,9 +67,10 @@ def read_and_draft(folder: Path, dtype: torch.dtype, threads: int, rows: int) ->
     runner = ModelRunner(folder, read_model_config(folder), dtype, torch.device("cpu"))
     runner.allocate(num_blocks=12, block_size=16)
     assert runner.by_kernels is not None
-    runner.forward(kernels.TEXT[:rows], [Query(kernels.BLOCKS, 0, rows)])
+    read = Query(kernels.BLOCKS, 0, rows)
+    assert runner.forward(kernels.TEXT[:rows], [read]).logits.isfinite().all()
     draft = Query(kernels.BLOCKS, rows, len(kernels.TREE), kernels.TREE)
-    runner.forward(kernels.NODES, [draft])
+    assert runner.forward(kernels.NODES, [draft]).logits.isfinite().all()
 
 
 if __name__ == "__main__":

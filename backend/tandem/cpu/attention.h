@@ -61,8 +61,7 @@ void list_heads(const Model& model, size_t first, Task task, int end, Space& spa
   for (int kv_head = task.head; kv_head < task.head + task.heads; ++kv_head)
     for (size_t row = first; row < first + task.rows; ++row)
       for (int head = kv_head * shared; head < (kv_head + 1) * shared; ++head, scores += padded(end))
-        *heads++ = {&space.qkv[row * width + head * size], scores,
-                    &space.mixed[(row * model.heads + head) * size], 1};
+        *heads++ = {&space.qkv[row * width + head * size], scores, row, head * size, 1};
 }
 
 // What each of a chain's rows sees of the chain.
@@ -77,24 +76,21 @@ std::vector<std::vector<int32_t>> chain_paths(int rows) {
 
 template <class W>
 void score_all(const Attention<W>& task, Coming<W>& coming) {
-  if constexpr (std::is_same_v<Factor<W>, uint16_t>) {
-    for (int index = 0; index < task.kv_heads * task.count; ++index)
-      narrow(task.heads[index].query, task.size, rounded_query(task, index));
+  if constexpr (kRounds<W>)
     if (tiles_attend(task.size)) return score_by_tiles(task, coming);
-  }
   score_by_vectors<Factor<W>>(task, coming);
 }
 
 // What each head mixes, of sums that are zero before.
 template <class W>
 void sum_values(const Attention<W>& task, Coming<W>& coming) {
-  if constexpr (std::is_same_v<Factor<W>, uint16_t>)
+  if constexpr (kRounds<W>)
     if (tiles_attend(task.size)) return mix_by_tiles(task, coming);
   mix_by_vectors<Factor<W>>(task, coming);
 }
 
 template <class W>
-void mix_all(const Attention<W>& task, Coming<W>& coming) {
+void mix_all(const Attention<W>& task, Coming<W>& coming, const Inputs& mixed) {
   const int columns = sum_columns(task.size), heads = tiled_rows(task.count);
   std::fill_n(task.sums, size_t(task.kv_heads) * heads * columns, 0.0f);
   sum_values(task, coming);
@@ -102,7 +98,8 @@ void mix_all(const Attention<W>& task, Coming<W>& coming) {
     for (int index = 0; index < task.count; ++index) {
       const Head& head = task.heads[kv_head * task.count + index];
       const float* sums = task.sums + size_t(kv_head * heads + index) * columns;
-      for (int i = 0; i < task.size; ++i) head.mixed[i] = sums[i] * head.factor;
+      for (int i = 0; i < task.size; i += kLanes)
+        mixed.put(head.row, head.column + i, load(sums + i) * head.factor, task.size - i);
     }
 }
 
@@ -143,14 +140,15 @@ void attend(const Model& model, const Layer& layer, const Step& step, const Run&
   attention.shared = shared;
   attention.line = padded(end);
   attention.paths = chain ? own_paths.data() : &run.path[first];
-  attention.queries = space.queries.data() + run.queries * thread;
+  attention.apart = size_t(step.rows) * shared * size;
+  attention.queries = space.queries.data() + task.head * attention.apart + first * shared * size;
   attention.sums = space.sums.data() + run.sums * thread;
   Coming<W> coming(attention);
   score_all(attention, coming);
   for (int index = 0; index < attention.kv_heads * attention.count; ++index)
     share<W>(model, query, run, task, task.first + index % attention.count / shared, end,
           heads[index]);
-  mix_all(attention, coming);
+  mix_all(attention, coming, space.mixed);
   stop_tiles();
 }
 

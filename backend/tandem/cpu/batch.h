@@ -36,13 +36,27 @@ struct Run {
   std::vector<Task> tasks;
   bool picks = false;           // whether nothing but the picked rows goes through the last layer, ...
   std::vector<Task> last_tasks;  // ... and its attention's tasks then
-  int scores = 0, heads = 0, queries = 0, sums = 0;  // most that a task needs
+  int scores = 0, heads = 0, sums = 0;  // most that a task needs
 };
 
-// Numbers of 2 bytes that the rounded copies of a linear layer's input take.
-inline size_t room_for_rounded(int rows, int columns, int threads) {
-  if (kTiles) return rounded_size(tiled_rows(rows), tiled_columns(columns), threads);
-  return kTwos ? rounded_size(rows, 2 * steps_of<Two>(columns), threads) : 0;
+template <class Room>
+void grow(Room& room, size_t size) {
+  if (room.size() < size) room.resize(size);
+}
+
+// Room in `memory` for rows that a linear layer takes; bfloat: its weights.
+inline Inputs inputs_in(Lines<float>& memory, size_t rows, int columns, bool bfloat) {
+  if (!bfloat || !kTwos) {
+    grow(memory, rows * columns);
+    return {memory.data(), nullptr, size_t(columns)};
+  }
+  const size_t width = kTiles ? tiled_columns(columns) : 2 * steps_of<Two>(columns);
+  const size_t size = (kTiles ? tiled_rows(int(rows)) : rows) * width;
+  grow(memory, (size + 1) / 2);
+  auto* halves = reinterpret_cast<uint16_t*>(memory.data());
+  for (size_t row = 0; row < rows; ++row)
+    std::fill(halves + row * width + columns, halves + (row + 1) * width, uint16_t(0));
+  return {nullptr, halves, width};
 }
 
 // Which of kBlock rows have values that are not finite: on a line of its own, for whoever writes it.
@@ -53,11 +67,12 @@ struct alignas(64) Broken {
 // What a pass needs room for, kept from pass to pass: [rows, ...], or of each thread.
 struct Space {
   Team team;
-  std::vector<float> x, normed, wide, fused, pair, qkv, mixed, inner, delta, scores, sums;
-  std::vector<float> picked_x, picked_mixed;  // of the picked rows, where others end before
-  std::vector<float> logits;  // of passes whose tokens are drawn at once
+  Inputs normed, wide, pair, mixed, inner, picked;  // of linear layers
+  Lines<float> x, fused, qkv, delta, scores, sums;
+  Lines<float> picked_x;      // of the picked rows, where others end before
+  Lines<float> logits;        // of passes whose tokens are drawn at once
   std::vector<Draws> draws;   // [threads]
-  std::vector<uint16_t> rounded, queries;  // what is multiplied
+  Lines<uint16_t> queries;    // [KV heads, rows, shared], rounded
   std::vector<Broken> broken;  // [KV heads, rows / run.part]
   std::vector<Head> heads;
 
@@ -65,41 +80,30 @@ struct Space {
     const size_t rows = std::max(step.rows, step.picked), size = model.head_dim;
     team.fit(model.threads);
     grow(x, rows * model.hidden);
-    grow(normed, rows * std::max(model.hidden, model.layer[0].qkv.columns));
-    if (step.states) grow(pair, rows * 2 * model.hidden);
+    const auto inputs = [&](Lines<float>& memory, size_t count, int columns) {
+      return inputs_in(memory, count, columns, model.head.bfloat);
+    };
+    normed = inputs(normed_memory_, rows, model.hidden);
+    mixed = inputs(mixed_memory_, rows, model.heads * model.head_dim);
+    inner = inputs(inner_memory_, rows, model.inner);
+    picked = inputs(picked_memory_, step.picked, run.picks ? model.heads * model.head_dim : model.hidden);
+    if (step.states) pair = inputs(pair_memory_, rows, 2 * model.hidden);
     if (step.states && !step.fused) {
-      grow(wide, rows * model.entry.fuse.columns);
+      wide = inputs(wide_memory_, rows, model.entry.fuse.columns);
       grow(fused, rows * model.hidden);
     }
     grow(broken, size_t(up(int(rows), run.part)) * model.kv_heads);
     grow(qkv, rows * (model.heads + 2 * model.kv_heads) * size);
-    grow(mixed, rows * model.heads * size);
-    grow(inner, rows * model.inner);
     grow(delta, rows * model.hidden);
-    if (run.picks) {
-      grow(picked_x, size_t(step.picked) * model.hidden);
-      grow(picked_mixed, size_t(step.picked) * model.heads * size);
-    }
-    grow(rounded, room_for_rounded(int(rows), widest(model), model.threads));
+    if (run.picks) grow(picked_x, size_t(step.picked) * model.hidden);
     grow(scores, size_t(run.scores) * model.threads);
     grow(heads, size_t(run.heads) * model.threads);
-    grow(queries, size_t(run.queries) * model.threads);
+    if (kTwos && model.bfloat) grow(queries, (rows * model.heads + kTileRows) * size);  // a tile's
     grow(sums, size_t(run.sums) * model.threads);
   }
 
  private:
-  // Most columns of a matrix.
-  static int widest(const Model& model) {
-    int columns = std::max(model.entry.fuse.columns, model.entry.project.columns);
-    for (const Matrix& matrix : {model.layer[0].qkv, model.layer[0].out, model.layer[0].down})
-      columns = std::max(columns, matrix.columns);
-    return std::max(columns, model.hidden);
-  }
-
-  template <class T>
-  static void grow(std::vector<T>& part, size_t size) {
-    if (part.size() < size) part.resize(size);
-  }
+  Lines<float> normed_memory_, wide_memory_, pair_memory_, mixed_memory_, inner_memory_, picked_memory_;
 };
 
 std::vector<int32_t> slots_of(const Step& step, const Query& query, int block_size) {
@@ -170,9 +174,7 @@ std::vector<Task> share_out(const Model& model, const Step& step, const std::vec
       // (A tile has the lines behind a KV head's last one, too.)
       const int lines = (heads - 1) * rows * shared + tiled_rows(rows * shared);
       run.scores = std::max(run.scores, lines * line);
-      const int own = heads * tiled_rows(rows * shared);
-      if (kTwos && model.bfloat) run.queries = std::max(run.queries, own * model.head_dim);
-      run.sums = std::max(run.sums, own * sum_columns(model.head_dim));
+      run.sums = std::max(run.sums, heads * tiled_rows(rows * shared) * sum_columns(model.head_dim));
     }
   }
   return found;

@@ -29,6 +29,9 @@ constexpr bool kAheadFar = false;
 
 template <class W>
 constexpr int kPerWord = 4 / sizeof(W);  // numbers
+// Whether queries and shares go in rounded.
+template <class W>
+constexpr bool kRounds = kTwos && std::is_same_v<W, uint16_t>;
 
 // Numbers from a slot's group to a piece of it; width: numbers of a slot.
 inline size_t piece_at(int slot, int width, int piece, int size) {
@@ -47,10 +50,12 @@ inline W* value_number(W* piece, int size, int slot, int column) {
   return piece + (slot % kBlock / kPer * size + column) * kPer + slot % kPer;
 }
 
-// A row's query of one head, its scores or shares by position, and what it mixes of the values.
+// A row's query of one head, its scores or shares by position, and where what it mixes of the values is.
 struct Head {
   const float* query;
-  float *scores, *mixed;
+  float* scores;
+  size_t row;    // among all rows, and...
+  int column;    // ... in it, where what it mixes is
   float factor;  // of what it mixes, for shares do not add up to one
 };
 
@@ -71,7 +76,8 @@ struct Attention {
   int line;           // numbers from a head's scores to the next one's
   const std::vector<int32_t>* paths;  // [rows] where `text` is not all: which values behind it each
                                       // row sees
-  uint16_t* queries;  // [kv_heads, `tiled_rows`, size] if they go in rounded
+  const uint16_t* queries;  // [kv_heads, count, size] if they go in rounded, ...
+  size_t apart;             // ... each KV head's so far from the one before
   float* sums;        // [kv_heads, `tiled_rows`, `sum_columns`]
 
   // Positions that are read of a KV head before the next one's.

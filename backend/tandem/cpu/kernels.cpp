@@ -2,7 +2,6 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <memory>
 
 #include "chains.h"
 #include "pass.h"
@@ -42,17 +41,20 @@ void tandem_pack(const void* weight, int rows, int columns, int bfloat, int gate
   else if (kTiles)
     pack_tiles(halves, rows, columns, gated, static_cast<uint16_t*>(to));
   else
-    kTwos ? pack(halves, rows, columns, gated, static_cast<Two*>(to))
-          : pack(halves, rows, columns, gated, static_cast<uint16_t*>(to));
+    pack(halves, rows, columns, gated, static_cast<Half*>(to));
 }
 // y [rows, matrix.rows] = x [rows, matrix.columns] by the transposed weight, and the bias.
 void tandem_multiply(const Matrix* matrix, const float* x, int rows, float* y, int threads) {
-  const size_t size = matrix->bfloat ? room_for_rounded(rows, matrix->columns, threads) : 0;
-  const std::unique_ptr<uint16_t[]> room(new uint16_t[size]);  // not zeros first, as in a vector
+  const int columns = matrix->columns;
+  Lines<float> memory;
+  const Inputs inputs = inputs_in(memory, rows, columns, matrix->bfloat);
   Team team;
   team.fit(threads);
 #pragma omp parallel num_threads(threads)
-  multiply(team, *matrix, x, rows, y, room.get());
+  {
+    team.each(rows, [&](int row) { inputs.put_row(row, 0, x + size_t(row) * columns, columns); });
+    multiply(team, *matrix, inputs, rows, y);
+  }
 }
 void tandem_forward(const Model* model, const Step* step, void* space) {
   Space& room = *static_cast<Space*>(space);

@@ -143,14 +143,4 @@ void multiply_as(Team& team, const Matrix& matrix, const Input<W>* x, int rows, 
   });
 }
 
-// As `multiply`.
-void multiply_by_twos(Team& team, const Matrix& matrix, const float* x, int rows,
-                      const Outputs& outputs, uint16_t* room) {
-#if defined(__AVX512BF16__)
-  const int width = 2 * steps_of<Two>(matrix.columns);
-  const uint16_t* input = rounded(team, x, rows, matrix.columns, width, room);
-  multiply_as<Two>(team, matrix, reinterpret_cast<const Two*>(input), rows, outputs);
-#endif
-}
-
 }  // namespace

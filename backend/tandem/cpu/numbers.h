@@ -161,12 +161,18 @@ inline void widen(const W* from, int count, float* to) {
   for (; i < count; ++i) to[i] = widen(from[i]);
 }
 template <class W>
-inline Floats load_some(const W* from, int count) {  // zeros behind
+inline Floats load_some(const W* from, int count) {  // and zeros behind, or all
+  if (count >= kLanes) return load(from);
   Floats found = {};
   for (int lane = 0; lane < count; ++lane) found[lane] = widen(from[lane]);
   return found;
 }
 inline void narrow(float value, float* to) { *to = value; }
+template <class W>
+inline void store_some(W* to, Floats values, int count) {  // or all
+  if (count >= kLanes) return store(to, values);
+  for (int lane = 0; lane < count; ++lane) narrow(values[lane], to + lane);
+}
 template <class W>
 inline void narrow(const float* from, int count, W* to) {
   int i = 0;

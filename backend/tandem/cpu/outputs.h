@@ -3,6 +3,7 @@
 // that one can be multiplied by the other where both have been summed.
 #pragma once
 
+#include "inputs.h"
 #include "numbers.h"
 #include "structures.h"
 
@@ -24,34 +25,29 @@ inline int row_at(int place, int rows, bool gated) {
 
 inline Floats with_bias(Floats sums, const float* bias, int count) {
   if (!bias) return sums;
-  return sums + (count >= kLanes ? load(bias) : load_some(bias, count));
+  return sums + load_some(bias, count);
 }
 
-// Writes `count`, or all.
-inline void put(Floats values, int count, float* to) {
-  if (count >= kLanes) return store(to, values);
-  for (int lane = 0; lane < count; ++lane) to[lane] = values[lane];
-}
-
-// What becomes of sums: y [rows, outputs], or with `activates`, which takes gates, of half as many.
+// What becomes of sums: y [rows, outputs], or of gates and what they open half as many, the next layer's
+// input.
 struct Outputs {
   const Matrix& matrix;
   float* y;
-  bool activates;
+  const Inputs* opened = nullptr;
 
   void put_pair(size_t row, int index, Floats first, Floats second) const {
-    const int half = matrix.rows / 2, width = activates ? half : matrix.rows;
+    const int half = matrix.rows / 2;
     const int at = index * (matrix.gated ? kLanes : kOutputs);
     const int apart = matrix.gated ? half : kLanes;  // from a register's outputs to the other's
     const int count = (matrix.gated ? half : matrix.rows) - at;
     const int others = matrix.gated ? count : count - kLanes;
     const float* bias = matrix.bias ? matrix.bias + at : nullptr;
-    float* own = y + row * width + at;
     first = with_bias(first, bias, count);
     second = with_bias(second, bias ? bias + apart : nullptr, others);
-    if (activates) return put(silu(first) * second, count, own);
-    put(first, count, own);
-    put(second, others, own + apart);
+    if (opened) return opened->put(row, at, silu(first) * second, count);
+    float* own = y + row * matrix.rows + at;
+    store_some(own, first, count);
+    store_some(own + apart, second, others);
   }
 };
 

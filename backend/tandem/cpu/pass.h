@@ -23,23 +23,19 @@
 namespace {
 
 // `outputs` of x [rows, columns] by the transposed weight, and the bias; then all wait, unless there are no
-// rows. `room` is as `room_for_rounded` says.
-void multiply(Team& team, const Matrix& matrix, const float* x, int rows, const Outputs& outputs,
-              uint16_t* room) {
+// rows.
+void multiply(Team& team, const Matrix& matrix, const Inputs& x, int rows, const Outputs& outputs) {
   if (matrix.bfloat && kTiles)
-    multiply_by_tiles(team, matrix, x, rows, outputs, room);
-  else if (matrix.bfloat && kTwos)
-    multiply_by_twos(team, matrix, x, rows, outputs, room);
+    multiply_by_tiles(team, matrix, x, rows, outputs);
   else if (matrix.bfloat)
-    multiply_as<uint16_t>(team, matrix, x, rows, outputs);
+    multiply_as<Half>(team, matrix, static_cast<const Input<Half>*>(x.at()), rows, outputs);
   else
-    multiply_as<float>(team, matrix, x, rows, outputs);
+    multiply_as<float>(team, matrix, x.floats, rows, outputs);
 }
 
 // y [rows, matrix.rows] of them all.
-void multiply(Team& team, const Matrix& matrix, const float* x, int rows, float* y,
-              uint16_t* room) {
-  multiply(team, matrix, x, rows, Outputs{matrix, y, false}, room);
+void multiply(Team& team, const Matrix& matrix, const Inputs& x, int rows, float* y) {
+  multiply(team, matrix, x, rows, Outputs{matrix, y});
 }
 
 // So many rows of x, where this layer's input is wanted.
@@ -54,33 +50,34 @@ void keep_taps(const Model& model, const Step& step, int layer, int rows, const 
   }
 }
 
-// So many rows after the last norm, where they are wanted.
-void keep_normed(const Model& model, const Step& step, int rows, Space& space) {
+// The last norm of so many rows of x, where it is wanted.
+void keep_normed(const Model& model, const Step& step, int rows, const float* x, Team& team) {
   const size_t width = model.hidden;
   if (!step.normed) return;
-  space.team.each(rows, [&](int row) {
-    std::copy_n(&space.normed[row * width], width, step.normed + row * width);
+  team.each(rows, [&](int row) {
+    normalize(x + row * width, model.final_norm, model.hidden, model.epsilon, step.normed + row * width);
   });
 }
 
 // x += from, and the norm of the sum, row by row.
 void add_and_normalize(Team& team, const Model& model, int rows, const float* from,
-                       const float* scale, float* x, float* normed) {
+                       const float* scale, float* x, const Inputs& normed) {
   const size_t width = model.hidden;
   team.each(rows, [&](int row) {
     float* own = x + row * width;
     for (size_t i = 0; i < width; ++i) own[i] += from[row * width + i];
-    normalize(own, scale, model.hidden, model.epsilon, normed + row * width);
+    normalize(own, scale, model.hidden, model.epsilon, normed, row);
   });
 }
 
-// A layer's keys and values, from space.normed, and the attention of some rows.
+// A layer's keys and values, and the attention of some rows.
 template <class W>
-void attend_all(const Model& model, const Layer& layer, const Step& step, const Run& run,
-                const std::vector<Task>& tasks, Space& space) {
+void attend_all(const Model& model, const Layer& layer, const Inputs& input, const Step& step,
+                const Run& run, const std::vector<Task>& tasks, Space& space) {
   const int width = (model.heads + 2 * model.kv_heads) * model.head_dim;
+  const int queries = model.heads / model.kv_heads * model.head_dim;  // numbers of a row and KV head
   float* qkv = space.qkv.data();
-  multiply(space.team, layer.qkv, space.normed.data(), step.rows, qkv, space.rounded.data());
+  multiply(space.team, layer.qkv, input, step.rows, qkv);
   // By KV heads, as far as they go round: threads that write into the same groups wait for each other.
   const int parts = up(step.rows, run.part);
   space.team.each(model.kv_heads * parts, [&](int part) {
@@ -90,8 +87,9 @@ void attend_all(const Model& model, const Layer& layer, const Step& step, const 
       for (next = row + 1; next < end && run.slot[next] == slot + next - row &&
                            run.slot[next] % kBlock;)
         ++next;
+      uint16_t* rounded = space.queries.data() + (size_t(part / parts) * step.rows + row) * queries;
       prepare<W>(model, layer, &run.position[row], slot, next - row, part / parts,
-                 qkv + size_t(row) * width, space.broken[part].row + row - begin);
+                 qkv + size_t(row) * width, rounded, space.broken[part].row + row - begin);
     }
   });
   space.team.each_uneven(int(tasks.size()), [&](int task) {
@@ -103,42 +101,42 @@ void attend_all(const Model& model, const Layer& layer, const Step& step, const 
 // behind the layer, which is left in space.normed. Barriers stand where all rows or all columns of
 // what was made are needed.
 void transform(const Model& model, const Layer& layer, const float* next, int rows,
-               const float* mixed, float* x, Space& space) {
-  float *normed = space.normed.data(), *delta = space.delta.data();
-  uint16_t* room = space.rounded.data();
+               const Inputs& mixed, float* x, Space& space) {
+  float* delta = space.delta.data();
   Team& team = space.team;
-  multiply(team, layer.out, mixed, rows, delta, room);
-  add_and_normalize(team, model, rows, delta, layer.post_norm, x, normed);
-  float* inner = space.inner.data();
-  multiply(team, layer.gate_up, normed, rows, Outputs{layer.gate_up, inner, true}, room);
-  multiply(team, layer.down, inner, rows, delta, room);
-  add_and_normalize(team, model, rows, delta, next, x, normed);
+  multiply(team, layer.out, mixed, rows, delta);
+  add_and_normalize(team, model, rows, delta, layer.post_norm, x, space.normed);
+  multiply(team, layer.gate_up, space.normed, rows, Outputs{layer.gate_up, nullptr, &space.inner});
+  multiply(team, layer.down, space.inner, rows, delta);
+  add_and_normalize(team, model, rows, delta, next, x, space.normed);
 }
 
-// One layer, whose input is in space.x and, normed, in space.normed.
+// One layer of what is in space.x; input: what its attention reads of that.
 template <class W>
-void run_layer(const Model& model, int index, const Step& step, const Run& run, Space& space) {
+void run_layer(const Model& model, int index, const Inputs& input, const Step& step, const Run& run,
+               Space& space) {
   const bool last = index + 1 == model.layers;
   const float* next = last ? model.final_norm : model.layer[index + 1].input_norm;
-  attend_all<W>(model, model.layer[index], step, run, run.tasks, space);
-  transform(model, model.layer[index], next, step.rows, space.mixed.data(), space.x.data(), space);
+  attend_all<W>(model, model.layer[index], input, step, run, run.tasks, space);
+  transform(model, model.layer[index], next, step.rows, space.mixed, space.x.data(), space);
 }
 
 // The last layer for the picked rows: of a prompt's others nothing but keys and values is of use.
 template <class W>
-void run_last_layer(const Model& model, const Step& step, const Run& run, Space& space) {
+void run_last_layer(const Model& model, const Inputs& input, const Step& step, const Run& run,
+                    Space& space) {
   const Layer& layer = model.layer[model.layers - 1];
-  const size_t width = model.hidden, mixed = size_t(model.heads) * model.head_dim;
-  attend_all<W>(model, layer, step, run, run.last_tasks, space);
+  const size_t width = model.hidden;
+  attend_all<W>(model, layer, input, step, run, run.last_tasks, space);
   space.team.each(step.picked, [&](int i) {
     const size_t row = step.pick[i];
     std::copy_n(&space.x[row * width], width, &space.picked_x[i * width]);
-    std::copy_n(&space.mixed[row * mixed], mixed, &space.picked_mixed[i * mixed]);
+    space.picked.copy_row(i, space.mixed, row);
   });
-  transform(model, layer, model.final_norm, step.picked, space.picked_mixed.data(),
-            space.picked_x.data(), space);
-  keep_taps(model, step, model.layers, step.picked, space.picked_x.data(), space.team);
-  keep_normed(model, step, step.picked, space);
+  float* x = space.picked_x.data();
+  transform(model, layer, model.final_norm, step.picked, space.picked, x, space);
+  keep_taps(model, step, model.layers, step.picked, x, space.team);
+  keep_normed(model, step, step.picked, x, space.team);
 }
 
 void look_up(const Matrix& table, int64_t token, float* to) {
@@ -153,24 +151,21 @@ void enter(const Model& model, const Step& step, Space& space) {
   space.team.each(step.rows, [&](int row) {
     float* x = &space.x[row * width];
     look_up(model.embedding, step.tokens[row], x);
-    normalize(x, model.layer[0].input_norm, model.hidden, model.epsilon, &space.normed[row * width]);
+    normalize(x, model.layer[0].input_norm, model.hidden, model.epsilon, space.normed, row);
   });
 }
 
 // One hidden state of several: what a draft head takes of the target's.
 const float* fuse(const Model& model, const Step& step, Space& space) {
   const Entry& entry = model.entry;
-  const size_t width = entry.fuse.columns, part = width / entry.fuse_parts;
-  const float* states = step.states;
-  if (entry.fuse_norm) {
-    space.team.each(step.rows, [&](int row) {
-      for (size_t at = row * width; at < (row + 1) * width; at += part)
-        normalize(step.states + at, entry.fuse_norm + at % width, int(part), model.epsilon,
-                  &space.wide[at]);
-    });
-    states = space.wide.data();
-  }
-  multiply(space.team, entry.fuse, states, step.rows, space.fused.data(), space.rounded.data());
+  const int width = entry.fuse.columns, part = width / entry.fuse_parts;
+  space.team.each(step.rows, [&](int row) {
+    const float* states = step.states + size_t(row) * width;
+    for (int at = 0; at < width; at += part)
+      normalize(states + at, entry.fuse_norm ? entry.fuse_norm + at : nullptr, part, model.epsilon,
+                space.wide, row, at);
+  });
+  multiply(space.team, entry.fuse, space.wide, step.rows, space.fused.data());
   return space.fused.data();
 }
 
@@ -178,41 +173,35 @@ const float* fuse(const Model& model, const Step& step, Space& space) {
 void enter_head(const Model& model, const Step& step, const Run& run, Space& space) {
   const Entry& entry = model.entry;
   const float* states = step.fused ? step.states : fuse(model, step, space);
-  const size_t width = model.hidden;
-  float* pairs = entry.project.weight ? space.pair.data() : space.normed.data();
-  float* x = space.x.data();
+  const int width = model.hidden;
   space.team.each(step.rows, [&](int row) {
-    float *first = pairs + row * 2 * width, *second = first + width;
-    float *embedded = entry.hidden_first ? second : first;
-    float *hidden = entry.hidden_first ? first : second;
-    const float* state = states + row * width;
-    look_up(model.embedding, step.tokens[row], embedded);
-    if (entry.blind_start && run.position[row] == 0) std::fill_n(embedded, width, 0.0f);
-    normalize(embedded, entry.token_norm, model.hidden, model.epsilon, embedded);
-    normalize(state, entry.hidden_norm, model.hidden, model.epsilon, hidden);
-    std::copy_n(entry.normed_residual ? hidden : state, width, x + row * width);
+    float* x = &space.x[size_t(row) * width];
+    look_up(model.embedding, step.tokens[row], x);
+    if (entry.blind_start && run.position[row] == 0) std::fill_n(x, width, 0.0f);
+    normalize(x, entry.token_norm, width, model.epsilon, space.pair, row, entry.hidden_first ? width : 0);
+    const float* state = states + size_t(row) * width;
+    normalize(state, entry.hidden_norm, width, model.epsilon, x);
+    space.pair.put_row(row, entry.hidden_first ? 0 : width, x, width);
+    if (!entry.normed_residual) std::copy_n(state, width, x);
   });
   if (!entry.project.weight) return;
-  multiply(space.team, entry.project, pairs, step.rows, x, space.rounded.data());
+  multiply(space.team, entry.project, space.pair, step.rows, space.x.data());
   space.team.each(step.rows, [&](int row) {
-    normalize(x + row * width, model.layer[0].input_norm, model.hidden, model.epsilon,
-              &space.normed[row * width]);
+    normalize(&space.x[size_t(row) * width], model.layer[0].input_norm, width, model.epsilon,
+              space.normed, row);
   });
 }
 
 // What is wanted of all rows behind the last layer, and the picked ones side by side.
 void pick(const Model& model, const Step& step, Space& space) {
-  const size_t width = model.hidden;
   keep_taps(model, step, model.layers, step.rows, space.x.data(), space.team);
-  keep_normed(model, step, step.rows, space);
-  space.team.each(step.picked, [&](int i) {
-    std::copy_n(&space.normed[step.pick[i] * width], width, &space.delta[i * width]);
-  });
+  keep_normed(model, step, step.rows, space.x.data(), space.team);
+  space.team.each(step.picked, [&](int i) { space.picked.copy_row(i, space.normed, step.pick[i]); });
 }
 
 // The logits of the picked rows, which lie side by side, and the best of each.
-void finish(const Model& model, const Step& step, const float* picked, Space& space) {
-  multiply(space.team, model.head, picked, step.picked, step.logits, space.rounded.data());
+void finish(const Model& model, const Step& step, const Inputs& picked, Space& space) {
+  multiply(space.team, model.head, picked, step.picked, step.logits);
   if (!step.best) return;
   space.team.each(step.picked, [&](int i) {
     step.best[i] = best_of(step.logits + i * size_t(model.head.rows), model.head.rows);
@@ -227,13 +216,16 @@ void forward(const Model& model, const Step& step, Space& space, After after) {
 #pragma omp parallel num_threads(model.threads)
   {
     step.states ? enter_head(model, step, run, space) : enter(model, step, space);
+    const bool pairs = step.states && !model.entry.project.weight;  // they are what is read first
     for (int index = 0; index < model.layers; ++index) {
+      const Inputs& input = index == 0 && pairs ? space.pair : space.normed;
       keep_taps(model, step, index, step.rows, space.x.data(), space.team);
-      run.picks && index + 1 == model.layers ? run_last_layer<W>(model, step, run, space)
-                                             : run_layer<W>(model, index, step, run, space);
+      run.picks && index + 1 == model.layers
+          ? run_last_layer<W>(model, input, step, run, space)
+          : run_layer<W>(model, index, input, step, run, space);
     }
     if (!run.picks) pick(model, step, space);
-    finish(model, step, run.picks ? space.normed.data() : space.delta.data(), space);
+    finish(model, step, run.picks ? space.normed : space.picked, space);
     after();
   }
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "cache.h"
+#include "inputs.h"
 #include "numbers.h"
 #include "structures.h"
 
@@ -17,13 +18,26 @@ float dot(const float* a, const float* b, int width) {
   return sum(sums);
 }
 
-void normalize(const float* x, const float* scale, int width, float epsilon, float* y) {
-  if (!scale) {  // there is no norm
-    std::memmove(y, x, size_t(width) * sizeof(float));
-    return;
+// Calls `put(column, values, count)` with the norm of x, or x where there is none, a register or less at a
+// time.
+template <class Put>
+void put_norm(const float* x, const float* scale, int width, float epsilon, Put put) {
+  const float factor = scale ? 1 / std::sqrt(dot(x, x, width) / width + epsilon) : 1;
+  for (int i = 0; i < width; i += kLanes) {
+    Floats values = load_some(x + i, width - i);
+    if (scale) values = values * factor * load_some(scale + i, width - i);
+    put(i, values, width - i);
   }
-  const float factor = 1 / std::sqrt(dot(x, x, width) / width + epsilon);
-  for (int i = 0; i < width; ++i) y[i] = x[i] * factor * scale[i];
+}
+inline void normalize(const float* x, const float* scale, int width, float epsilon, float* y) {
+  put_norm(x, scale, width, epsilon,
+           [&](int column, Floats values, int count) { store_some(y + column, values, count); });
+}
+inline void normalize(const float* x, const float* scale, int width, float epsilon, const Inputs& y,
+                      size_t row, int first = 0) {
+  put_norm(x, scale, width, epsilon, [&](int column, Floats values, int count) {
+    y.put(row, first + column, values, count);
+  });
 }
 
 // Pairs of columns half a head apart. (cos and sin hold each half's factors.)
@@ -139,14 +153,17 @@ inline void rotate_row(const Model& model, const Layer& layer, int position, int
 }
 
 // Norms and rotates queries and keys of a KV head, and stores its keys and values, for rows whose slots
-// follow each other in a group. broken: whether some of a row's values are not finite.
+// follow each other in a group. queries: [rows, shared, size] where they go in rounded; broken: whether some
+// of a row's values are not finite.
 template <class W>
 void prepare(const Model& model, const Layer& layer, const int32_t* positions, int slot, int count,
-             int kv_head, float* qkv, bool* broken) {
+             int kv_head, float* qkv, uint16_t* queries, bool* broken) {
   const int size = model.head_dim, width = 2 * model.kv_heads * size;
+  const int shared = model.heads / model.kv_heads * size;
   alignas(64) W keys[kBlock * kWidest], values[kBlock * kWidest];
   for (int i = 0; i < count; ++i, qkv += (model.heads + 2 * model.kv_heads) * size) {
     rotate_row(model, layer, positions[i], kv_head, qkv);
+    if constexpr (kRounds<W>) narrow(qkv + kv_head * shared, shared, queries + i * shared);
     const float* key = qkv + (model.heads + kv_head) * size;
     W *own = keys + (slot % kBlock + i) * size, *value = values + (slot % kBlock + i) * size;
     narrow(key, size, own);

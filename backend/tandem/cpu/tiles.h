@@ -1,9 +1,8 @@
 // Linear layers with bfloat16 weights by the processor's matrix unit (AMX), where there is one: some
 // rows cost little more than one row, for reading the weights takes longer.
 //
-// The unit multiplies bfloat16 by bfloat16 and sums in float. So x is rounded to bfloat16, as it is
-// where a model is computed in bfloat16 throughout (twos.h). A row's sums go 32 columns after 32
-// columns, whatever rows stand beside it.
+// The unit multiplies bfloat16 by bfloat16 and sums in float, as products of two do (twos.h). A row's sums
+// go 32 columns after 32 columns, whatever rows stand beside it.
 #pragma once
 
 #if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
@@ -100,7 +99,6 @@ struct TilesAhead {
   int lines;
 };
 
-// Of x, rounded.
 struct TileInput {
   const uint16_t* at;
   int rows, width, steps, block;  // width: numbers from row to row; block: rows of one
@@ -186,12 +184,11 @@ void multiply_group(const Matrix& matrix, int group, const TileInput& x, Made& m
 }
 
 // As `multiply`.
-void multiply_by_tiles(Team& team, const Matrix& matrix, const float* x, int rows,
-                       const Outputs& outputs, uint16_t* room) {
+void multiply_by_tiles(Team& team, const Matrix& matrix, const Inputs& x, int rows,
+                       const Outputs& outputs) {
   if (rows == 0) return;
   const int width = tiled_columns(matrix.columns);
-  const TileInput input{rounded(team, x, rows, matrix.columns, width, room), rows, width,
-                        width / kTileColumns, up(rows, up(rows, kTileRows))};
+  const TileInput input{x.halves, rows, width, width / kTileColumns, up(rows, up(rows, kTileRows))};
   const TileShape own{input.block, 16}, weights{kTileColumns / 2, kTileOutputs};
   use_tiles({own, own, own, own, own, weights, weights, weights});
   Made made(outputs);
@@ -204,7 +201,7 @@ void multiply_by_tiles(Team& team, const Matrix& matrix, const float* x, int row
 
 constexpr bool kTiles = false;
 inline void stop_tiles() {}
-inline void multiply_by_tiles(Team&, const Matrix&, const float*, int, const Outputs&, uint16_t*) {}
+inline void multiply_by_tiles(Team&, const Matrix&, const Inputs&, int, const Outputs&) {}
 
 #endif
 

@@ -2,18 +2,14 @@
 // (AVX512_BF16): half as many instructions as with floats.
 //
 // It multiplies bfloat16 by bfloat16 and sums in float. So a linear layer's input is rounded to
-// bfloat16, as it is where a model is computed in bfloat16 throughout.
+// bfloat16 (inputs.h), as it is where a model is computed in bfloat16 throughout.
 #pragma once
 
-#include <omp.h>
-
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
 
 #include "numbers.h"
-#include "team.h"
 
 namespace {
 
@@ -43,15 +39,6 @@ W step_at(const Number* row, int k, int columns) {
     return row[k];
 }
 
-// Numbers of all copies of x [rows, width], for so many rows and threads or fewer. Each thread makes
-// its own of few rows: that takes less than waiting for the others, for lines that they have just
-// written, and for its own to come back from there.
-constexpr int kRoundedAlone = 32, kLine = 32;
-inline bool rounds_alone(int rows, int threads) { return rows * threads <= kRoundedAlone; }
-inline size_t rounded_size(int rows, int width, int threads) {
-  return size_t(std::max(rows, std::min(rows * threads, kRoundedAlone))) * width + kLine;
-}
-
 #if defined(__AVX512BF16__)
 
 constexpr bool kTwos = true;
@@ -62,38 +49,14 @@ inline Floats all(Two value) {
   return reinterpret_cast<Floats>(word - Words{});
 }
 
-// A row of floats rounded to bfloat16, and zeros up to `width`.
-inline void round_row(const float* x, int columns, int width, uint16_t* to) {
-  const int whole = columns - columns % 16, rest = columns - whole;
-  for (int i = 0; i < whole; i += 16) store(to + i, load(x + i));
-  if (width == whole) return;
-  const auto first = [](int count) { return __mmask16((1u << count) - 1); };
-  const __m512 last = _mm512_maskz_loadu_ps(first(rest), x + whole);
-  const int behind = std::min(16, width - whole);
-  _mm256_mask_storeu_epi16(to + whole, first(behind), (__m256i)_mm512_cvtneps_pbh(last));
-  std::fill(to + whole + behind, to + width, uint16_t(0));
-}
-
-// x [rows, columns] as [rows, width], at the beginning of a line in `to`.
-const uint16_t* rounded(Team& team, const float* x, int rows, int columns, int width, uint16_t* to) {
-  to += -(reinterpret_cast<uintptr_t>(to) / sizeof *to) % kLine;
-  const auto round = [&](int row) {
-    round_row(x + size_t(row) * columns, columns, width, to + size_t(row) * width);
-  };
-  if (!rounds_alone(rows, omp_get_num_threads())) {
-    team.each(rows, round);
-    return to;
-  }
-  to += size_t(omp_get_thread_num()) * rows * width;
-  for (int row = 0; row < rows; ++row) round(row);
-  return to;
-}
-
 #else
 
 constexpr bool kTwos = false;
 
 #endif
+
+// A bfloat16 weight, as it is stored for registers.
+using Half = std::conditional_t<kTwos, Two, uint16_t>;
 
 // sum + x * weight. With kInPlace, of few registers, in the sum's own: where all are taken, the compiler
 // would pass sums from one to another through memory.

@@ -13,11 +13,10 @@ namespace {
 
 // What queries and shares go in as.
 template <class W>
-using Factor = std::conditional_t<kTwos && std::is_same_v<W, uint16_t>, uint16_t, float>;
+using Factor = std::conditional_t<kRounds<W>, uint16_t, float>;
 
-inline uint16_t* rounded_query(const Attention<uint16_t>& task, int index) {
-  const int row = index / task.count * tiled_rows(task.count) + index % task.count;
-  return task.queries + size_t(row) * task.size;
+inline const uint16_t* rounded_query(const Attention<uint16_t>& task, int index) {
+  return task.queries + index / task.count * task.apart + index % task.count * task.size;
 }
 
 // A head's query as Q.
