@@ -1,5 +1,5 @@
-"""`python -m tests.engine.guarded FOLDER`: passes by kernels with nothing behind their memory, and no
-numbers in it.
+"""`python -m tests.engine.guarded FOLDER`: passes by kernels with nothing behind their memory, and
+no numbers in it.
 
 Whatever is read or written there ends the process, by whichever instruction. Each pass is the first
 one of its runner, so that no room is left over from a larger one, nor anything but NaN.
@@ -42,7 +42,8 @@ __attribute__((visibility("hidden"))) void* operator new(size_t size, std::align
 }
 __attribute__((visibility("hidden"))) void operator delete(void*) noexcept {}
 __attribute__((visibility("hidden"))) void operator delete(void*, std::align_val_t) noexcept {}
-__attribute__((visibility("hidden"))) void operator delete(void*, size_t, std::align_val_t) noexcept {}
+__attribute__((visibility("hidden"))) void operator delete(void*, size_t,
+                                                           std::align_val_t) noexcept {}
 __attribute__((visibility("hidden"))) void operator delete(void*, size_t) noexcept {}
 """
 DTYPES = (torch.float32, torch.bfloat16)

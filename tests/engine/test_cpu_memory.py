@@ -1,4 +1,4 @@
-"""The CPU kernels keep to the memory that they have asked for, and to what they have written there."""
+"""CPU kernels keep to the memory that they have asked for, and to what they have written there."""
 
 import subprocess
 import sys
