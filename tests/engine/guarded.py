@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from tandem import Engine, EngineConfig, SamplingParams
 from tandem.attention.plan import Query
 from tandem.cpu.library import load_kernels
 from tandem.cpu.linear import KernelLinear
@@ -18,6 +19,8 @@ from tandem.models.config import read_model_config
 from tandem.runners.model_runner import ModelRunner
 from tests.engine import test_cpu_kernels as kernels
 from tests.engine.checkpoints import make_checkpoint
+from tests.engine.conftest import ENGINE_DEFAULTS
+from tests.engine.heads import drafting, make_head
 from tests.engine.kernels import bent
 
 PLACE = 'extern "C" {\nvoid* tandem_space()'
@@ -60,6 +63,7 @@ def main(folder: Path) -> None:
             weight = torch.ones(74, 35, dtype=dtype)
             linear = KernelLinear(load_kernels(), weight, None, None, gated)
             assert (linear(torch.ones(rows, 35)) == 35).all()
+        generate_with_heads(folder)
     print("all within")
 
 
@@ -72,6 +76,21 @@ def read_and_draft(folder: Path, dtype: torch.dtype, threads: int, rows: int) ->
     assert runner.forward(kernels.TEXT[:rows], [read]).logits.isfinite().all()
     draft = Query(kernels.BLOCKS, rows, len(kernels.TREE), kernels.TREE)
     assert runner.forward(kernels.NODES, [draft]).logits.isfinite().all()
+
+
+def generate_with_heads(folder: Path) -> None:
+    """All that draft heads read, and prompts of which the ends alone go through the last layer."""
+    target = make_checkpoint(folder / "target", seed=1)
+    params = SamplingParams(temperature=0, max_tokens=6)
+    for method in ("eagle", "eagle31", "peagle", "mtp"):
+        chosen = drafting(method, make_head(folder / method, method)) | {"model": target}
+        for dtype in ("float32", "bfloat16"):
+            with Engine(EngineConfig(**ENGINE_DEFAULTS, **chosen, dtype=dtype)) as engine:
+                outputs = engine.generate([[1, 2, 3], [4] * 19], params)
+                assert sum(output.stats.drafted for output in outputs)
+                for runner in (engine.target, engine.proposer.guesser.runner):
+                    assert runner.by_kernels is not None
+                    assert runner.cache.data.isfinite().all()
 
 
 if __name__ == "__main__":

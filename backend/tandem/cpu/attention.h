@@ -90,7 +90,7 @@ void sum_values(const Attention<W>& task, Coming<W>& coming) {
 }
 
 template <class W>
-void mix_all(const Attention<W>& task, Coming<W>& coming, const Inputs& mixed) {
+void mix_all(const Attention<W>& task, Coming<W>& coming, OwnInputs& mixed) {
   const int columns = sum_columns(task.size), heads = tiled_rows(task.count);
   std::fill_n(task.sums, size_t(task.kv_heads) * heads * columns, 0.0f);
   sum_values(task, coming);

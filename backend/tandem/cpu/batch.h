@@ -39,24 +39,14 @@ struct Run {
   int scores = 0, heads = 0, sums = 0;  // most that a task needs
 };
 
-template <class Room>
-void grow(Room& room, size_t size) {
-  if (room.size() < size) room.resize(size);
-}
-
-// Room in `memory` for rows that a linear layer takes; bfloat: its weights.
-inline Inputs inputs_in(Lines<float>& memory, size_t rows, int columns, bool bfloat) {
-  if (!bfloat || !kTwos) {
-    grow(memory, rows * columns);
-    return {memory.data(), nullptr, size_t(columns)};
-  }
-  const size_t width = kTiles ? tiled_columns(columns) : 2 * steps_of<Two>(columns);
-  const size_t size = (kTiles ? tiled_rows(int(rows)) : rows) * width;
-  grow(memory, (size + 1) / 2);
-  auto* halves = reinterpret_cast<uint16_t*>(memory.data());
-  for (size_t row = 0; row < rows; ++row)
-    std::fill(halves + row * width + columns, halves + (row + 1) * width, uint16_t(0));
-  return {nullptr, halves, width};
+// Room for rows that a linear layer takes; bfloat: its weights.
+inline void fit_inputs(OwnInputs& inputs, size_t rows, int columns, bool bfloat) {
+  if (!bfloat || !kTwos)
+    inputs.fit(rows, columns, columns, false);
+  else if (kTiles)
+    inputs.fit(tiled_rows(int(rows)), columns, tiled_columns(columns), true);
+  else
+    inputs.fit(rows, columns, 2 * steps_of<Two>(columns), true);
 }
 
 // Which of kBlock rows have values that are not finite: on a line of its own, for whoever writes it.
@@ -67,43 +57,39 @@ struct alignas(64) Broken {
 // What a pass needs room for, kept from pass to pass: [rows, ...], or of each thread.
 struct Space {
   Team team;
-  Inputs normed, wide, pair, mixed, inner, picked;  // of linear layers
+  OwnInputs normed, wide, pair, mixed, inner, picked;
   Lines<float> x, fused, qkv, delta, scores, sums;
   Lines<float> picked_x;      // of the picked rows, where others end before
   Lines<float> logits;        // of passes whose tokens are drawn at once
   std::vector<Draws> draws;   // [threads]
-  Lines<uint16_t> queries;    // [KV heads, rows, shared], rounded
+  Lines<uint16_t> queries;    // [KV heads, rows, shared, head_dim], rounded
   std::vector<Broken> broken;  // [KV heads, rows / run.part]
   std::vector<Head> heads;
 
   void fit(const Model& model, const Step& step, const Run& run) {
     const size_t rows = std::max(step.rows, step.picked), size = model.head_dim;
     team.fit(model.threads);
-    grow(x, rows * model.hidden);
-    const auto inputs = [&](Lines<float>& memory, size_t count, int columns) {
-      return inputs_in(memory, count, columns, model.head.bfloat);
-    };
-    normed = inputs(normed_memory_, rows, model.hidden);
-    mixed = inputs(mixed_memory_, rows, model.heads * model.head_dim);
-    inner = inputs(inner_memory_, rows, model.inner);
-    picked = inputs(picked_memory_, step.picked, run.picks ? model.heads * model.head_dim : model.hidden);
-    if (step.states) pair = inputs(pair_memory_, rows, 2 * model.hidden);
+    make_room(x, rows * model.hidden);
+    const int attended = model.heads * model.head_dim, bfloat = model.head.bfloat;
+    fit_inputs(normed, rows, model.hidden, bfloat);
+    fit_inputs(mixed, rows, attended, bfloat);
+    fit_inputs(inner, rows, model.inner, bfloat);
+    fit_inputs(picked, step.picked, run.picks ? attended : model.hidden, bfloat);
+    if (step.states) fit_inputs(pair, rows, 2 * model.hidden, bfloat);
     if (step.states && !step.fused) {
-      wide = inputs(wide_memory_, rows, model.entry.fuse.columns);
-      grow(fused, rows * model.hidden);
+      fit_inputs(wide, rows, model.entry.fuse.columns, bfloat);
+      make_room(fused, rows * model.hidden);
     }
-    grow(broken, size_t(up(int(rows), run.part)) * model.kv_heads);
-    grow(qkv, rows * (model.heads + 2 * model.kv_heads) * size);
-    grow(delta, rows * model.hidden);
-    if (run.picks) grow(picked_x, size_t(step.picked) * model.hidden);
-    grow(scores, size_t(run.scores) * model.threads);
-    grow(heads, size_t(run.heads) * model.threads);
-    if (kTwos && model.bfloat) grow(queries, (rows * model.heads + kTileRows) * size);  // a tile's
-    grow(sums, size_t(run.sums) * model.threads);
+    make_room(broken, size_t(up(int(rows), run.part)) * model.kv_heads);
+    make_room(qkv, rows * (model.heads + 2 * model.kv_heads) * size);
+    make_room(delta, rows * model.hidden);
+    if (run.picks) make_room(picked_x, size_t(step.picked) * model.hidden);
+    make_room(scores, size_t(run.scores) * model.threads);
+    make_room(heads, size_t(run.heads) * model.threads);
+    // (A tile has the rows behind a KV head's last one, too.)
+    if (kTwos && model.bfloat) make_room(queries, (rows * model.heads + kTileRows) * size);
+    make_room(sums, size_t(run.sums) * model.threads);
   }
-
- private:
-  Lines<float> normed_memory_, wide_memory_, pair_memory_, mixed_memory_, inner_memory_, picked_memory_;
 };
 
 std::vector<int32_t> slots_of(const Step& step, const Query& query, int block_size) {

@@ -29,9 +29,11 @@ constexpr bool kAheadFar = false;
 
 template <class W>
 constexpr int kPerWord = 4 / sizeof(W);  // numbers
-// Whether queries and shares go in rounded.
+// Whether queries and shares go in rounded, and what they go in as.
 template <class W>
 constexpr bool kRounds = kTwos && std::is_same_v<W, uint16_t>;
+template <class W>
+using Factor = std::conditional_t<kRounds<W>, uint16_t, float>;
 
 // Numbers from a slot's group to a piece of it; width: numbers of a slot.
 inline size_t piece_at(int slot, int width, int piece, int size) {
@@ -78,7 +80,7 @@ struct Attention {
                                       // row sees
   const uint16_t* queries;  // [kv_heads, count, size] if they go in rounded, ...
   size_t apart;             // ... each KV head's so far from the one before
-  float* sums;        // [kv_heads, `tiled_rows`, `sum_columns`]
+  float* sums;              // [kv_heads, `tiled_rows`, `sum_columns`]
 
   // Positions that are read of a KV head before the next one's.
   int chunk() const { return together ? kChunk : kBlock; }

@@ -46,14 +46,17 @@ void tandem_pack(const void* weight, int rows, int columns, int bfloat, int gate
 // y [rows, matrix.rows] = x [rows, matrix.columns] by the transposed weight, and the bias.
 void tandem_multiply(const Matrix* matrix, const float* x, int rows, float* y, int threads) {
   const int columns = matrix->columns;
-  Lines<float> memory;
-  const Inputs inputs = inputs_in(memory, rows, columns, matrix->bfloat);
+  const Inputs as_it_is{x, nullptr, size_t(columns)};
+  OwnInputs inputs;
+  const bool rounds = matrix->bfloat && kTwos;
+  if (rounds) fit_inputs(inputs, rows, columns, true);
   Team team;
   team.fit(threads);
 #pragma omp parallel num_threads(threads)
   {
-    team.each(rows, [&](int row) { inputs.put_row(row, 0, x + size_t(row) * columns, columns); });
-    multiply(team, *matrix, inputs, rows, y);
+    if (rounds)
+      team.each(rows, [&](int row) { inputs.put_row(row, 0, x + size_t(row) * columns, columns); });
+    multiply(team, *matrix, rounds ? inputs : as_it_is, rows, y);
   }
 }
 void tandem_forward(const Model* model, const Step* step, void* space) {

@@ -33,7 +33,7 @@ inline Floats with_bias(Floats sums, const float* bias, int count) {
 struct Outputs {
   const Matrix& matrix;
   float* y;
-  const Inputs* opened = nullptr;
+  OwnInputs* opened = nullptr;
 
   void put_pair(size_t row, int index, Floats first, Floats second) const {
     const int half = matrix.rows / 2;

@@ -61,7 +61,7 @@ void keep_normed(const Model& model, const Step& step, int rows, const float* x,
 
 // x += from, and the norm of the sum, row by row.
 void add_and_normalize(Team& team, const Model& model, int rows, const float* from,
-                       const float* scale, float* x, const Inputs& normed) {
+                       const float* scale, float* x, OwnInputs& normed) {
   const size_t width = model.hidden;
   team.each(rows, [&](int row) {
     float* own = x + row * width;
@@ -182,7 +182,7 @@ void enter_head(const Model& model, const Step& step, const Run& run, Space& spa
     const float* state = states + size_t(row) * width;
     normalize(state, entry.hidden_norm, width, model.epsilon, x);
     space.pair.put_row(row, entry.hidden_first ? 0 : width, x, width);
-    if (!entry.normed_residual) std::copy_n(state, width, x);
+    if (!entry.normed_residual && !entry.project.weight) std::copy_n(state, width, x);
   });
   if (!entry.project.weight) return;
   multiply(space.team, entry.project, space.pair, step.rows, space.x.data());

@@ -33,7 +33,7 @@ inline void normalize(const float* x, const float* scale, int width, float epsil
   put_norm(x, scale, width, epsilon,
            [&](int column, Floats values, int count) { store_some(y + column, values, count); });
 }
-inline void normalize(const float* x, const float* scale, int width, float epsilon, const Inputs& y,
+inline void normalize(const float* x, const float* scale, int width, float epsilon, OwnInputs& y,
                       size_t row, int first = 0) {
   put_norm(x, scale, width, epsilon, [&](int column, Floats values, int count) {
     y.put(row, first + column, values, count);

@@ -34,6 +34,7 @@ struct Entry {
   int32_t norm_output;                    // what the next pass takes has passed the last norm
 };
 
+// Of its matrices all but the embedding are stored in the same type.
 struct Model {
   int32_t layers, hidden, heads, kv_heads, head_dim, inner, block_size, threads;
   int32_t bfloat;  // the cache

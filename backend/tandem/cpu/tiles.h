@@ -187,7 +187,7 @@ void multiply_group(const Matrix& matrix, int group, const TileInput& x, Made& m
 void multiply_by_tiles(Team& team, const Matrix& matrix, const Inputs& x, int rows,
                        const Outputs& outputs) {
   if (rows == 0) return;
-  const int width = tiled_columns(matrix.columns);
+  const int width = int(x.width);
   const TileInput input{x.halves, rows, width, width / kTileColumns, up(rows, up(rows, kTileRows))};
   const TileShape own{input.block, 16}, weights{kTileColumns / 2, kTileOutputs};
   use_tiles({own, own, own, own, own, weights, weights, weights});

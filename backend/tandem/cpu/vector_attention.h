@@ -11,10 +11,6 @@
 
 namespace {
 
-// What queries and shares go in as.
-template <class W>
-using Factor = std::conditional_t<kRounds<W>, uint16_t, float>;
-
 inline const uint16_t* rounded_query(const Attention<uint16_t>& task, int index) {
   return task.queries + index / task.count * task.apart + index % task.count * task.size;
 }
