@@ -47,7 +47,7 @@ Milliseconds of a target pass behind 256 tokens by the rows that it verifies; a 
 reads every weight once, and its bytes a second are compared with those of a loop of vector loads
 over 1 GiB in the same turns, which asks for memory ahead and computes nothing. (Weights that fit
 the cache can be read faster than that.) What a row more costs depends on the machine, and on its
-state: on 200 MB 16 rows took 1.2 to 1.3 times one row's time with the matrix unit (AMX) of a
+state: on 200 MB 16 rows took 1.2 to 1.4 times one row's time with the matrix unit (AMX) of a
 virtual Intel Emerald Rapids with two cores; a virtual AMD Zen 4 had for minutes at a time slow
 memory and fast arithmetic, or the reverse, and took 1.5 to 1.8 in the first state and 3.2 to 3.5
 in the second (docs/performance_log.md)."""
