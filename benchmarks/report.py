@@ -119,7 +119,9 @@ def _compare(found: dict[str, Any] | None) -> list[str]:
             *(f"{kind}: {one}" for kind in ("held-out", "repetitive") for one in speeds_of),
         ]
         columns += ["first token, ms", "same text"]
-        parts += [f"### {name} ({size:.0f} MB of weights)", machine_line(target["machine"])]
+        rounds = len(next(iter(target["heldout"].values()))["by_repeat"])
+        measured = f"{machine_line(target['machine'])} Medians of {rounds} rounds."
+        parts += [f"### {name} ({size:.0f} MB of weights)", measured]
         parts.append(table(columns, rows))
     return parts
 
@@ -165,7 +167,7 @@ def _adaptive(found: dict[str, Any] | None) -> list[str]:
         return [ADAPTIVE_TEXT, MISSING]
     parts = [
         ADAPTIVE_TEXT,
-        machine_line(found["machine"]),
+        f"{machine_line(found['machine'])} {found['seconds']:.0f} s of each figure.",
         _image(plots.adaptive(found), "The sweep"),
     ]
     for case in ("easy", "mixed", "hopeless"):

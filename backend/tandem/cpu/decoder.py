@@ -63,8 +63,6 @@ class KernelStack:
         self._block_size = cache.block_size
         self._kept: list[object] = [stack, cache]
         """What the structures point to."""
-        self._formats: set[torch.dtype] = set()
-        """Of the matrices' weights."""
         layers = (Layer * len(stack.layers))()
         for index, layer in enumerate(stack.layers):
             assert isinstance(layer, DecoderLayer)
@@ -88,7 +86,11 @@ class KernelStack:
             self._matrix(stack.head),
             self._entry(stack) if isinstance(stack, FeatureHead) else Entry(),
         )
-        assert len(self._formats) == 1  # what all of them take is written in one format
+        matrices = [self._model.head, self._model.entry.fuse, self._model.entry.project]
+        for one in layers:
+            matrices += one.qkv, one.out, one.gate_up, one.down
+        formats = {matrix.bfloat for matrix in matrices if matrix.weight}
+        assert len(formats) == 1  # what all of them take is written in one
         self._room = Room(self._model.head.rows)
 
     def _layer(self, layer: DecoderLayer, cache: Tensor) -> Layer:
@@ -122,9 +124,9 @@ class KernelStack:
             head.norm_output,
         )
 
-    def _matrix(self, linear: Linear) -> Matrix:
+    @staticmethod
+    def _matrix(linear: Linear) -> Matrix:
         assert isinstance(linear.kernel, KernelLinear)
-        self._formats.add(linear.kernel.memory.dtype)
         return linear.kernel.matrix
 
     @staticmethod
