@@ -178,6 +178,7 @@ class NativeEngine:
         for chunk in plan.prefills:
             chunk.request.computed += chunk.length
             self.blocks.register(chunk.request)
+        self.proposer.observe(plan.decodes, draft, verdicts)
         for place, ((request, _), verdict) in enumerate(zip(plan.decodes, verdicts, strict=False)):
             self._count(request, len(draft.tokens[place]), draft.depth(place), verdict)
         self.meters.count(ROUNDS, len(plan.decodes))
@@ -194,7 +195,6 @@ class NativeEngine:
 
     def _count(self, request: Request, drafted: int, depth: int, verdict: Verdict) -> None:
         """A decoding request's KV now covers its last token and the accepted path."""
-        self.proposer.observe(request, drafted, verdict)
         request.computed += 1 + len(verdict.path)
         if drafted:
             self.meters.round(drafted, len(verdict.path), depth)

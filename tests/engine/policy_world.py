@@ -51,15 +51,15 @@ class World:
         begin, tokens = self.now, 0
         for _ in range(rounds):
             room = longest if proposer.may_draft else 0
-            draft = proposer.propose([Decode(request, room) for request in requests])
+            decodes = [Decode(request, room) for request in requests]
+            draft = proposer.propose(decodes)
             rows = sum(1 + len(one) for one in draft.tokens)
             self.now += self.pass_s(rows)
             proposer.passed(rows, self.pass_s(rows))
-            for request, drafted in zip(requests, draft.tokens, strict=True):
-                right = [*drafted, WRONG].index(WRONG)
-                verdict = Verdict(list(range(1, right + 1)), [RIGHT] * (right + 1))
-                proposer.observe(request, len(drafted), verdict)
-                tokens += right + 1
+            kept = [[*drafted, WRONG].index(WRONG) for drafted in draft.tokens]
+            verdicts = [Verdict(list(range(1, n + 1)), [RIGHT] * (n + 1)) for n in kept]
+            proposer.observe(decodes, draft, verdicts)
+            tokens += sum(kept) + batch
             self.now += self.between_s
         return tokens / (self.now - begin) / batch
 

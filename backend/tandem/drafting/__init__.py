@@ -101,8 +101,11 @@ class Proposer(ABC):
         """Told after each pass and its verification: how many rows it had, those of prompts too,
         and how long both took."""
 
-    def observe(self, request: Request, drafted: int, verdict: Verdict) -> None:  # noqa: B027
-        """Told after each verification, before the tokens are committed."""
+    def observe(  # noqa: B027
+        self, decodes: Sequence[Decode], draft: Draft, verdicts: Sequence[Verdict]
+    ) -> None:
+        """Told after each verification, before the tokens are committed. draft, verdicts: of these
+        decodes, and behind them of requests that had nothing to verify."""
 
     def absorb(self, computed: Sequence[Computed], features: Tensor) -> None:  # noqa: B027
         """Told after the commit, where `taps` asks for it: what the target has computed of each

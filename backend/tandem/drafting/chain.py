@@ -15,7 +15,6 @@ from torch import Tensor
 from tandem.drafting import Computed, Draft, Proposer, Verdict
 from tandem.drafting.confidence import Confidence
 from tandem.drafting.steps import Guesser, Level
-from tandem.request import Request
 from tandem.scheduler import Decode
 from tandem.verification.sampler import Sampler, by_rejection
 from tandem.verification.scores import Row
@@ -112,10 +111,13 @@ class ChainProposer(Proposer):
                 for row, chain in enumerate(chains):
                     chain.row = row
 
-    def observe(self, request: Request, drafted: int, verdict: Verdict) -> None:
+    def observe(
+        self, decodes: Sequence[Decode], draft: Draft, verdicts: Sequence[Verdict]
+    ) -> None:
         """The last drafted token was never fed."""
-        if drafted:
-            self.guesser.keep(request, min(len(verdict.path), drafted - 1))
+        for (request, _), tokens, verdict in zip(decodes, draft.tokens, verdicts, strict=False):
+            if tokens:
+                self.guesser.keep(request, min(len(verdict.path), len(tokens) - 1))
 
     def absorb(self, computed: Sequence[Computed], features: Tensor) -> None:
         self.guesser.absorb(computed, features)

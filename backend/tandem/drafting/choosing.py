@@ -19,7 +19,7 @@ from tandem.drafting.lengths import (
     outlook,
     with_finds,
 )
-from tandem.drafting.remembered import PLANNED_FOR, Choice, Further, Judged, Known, alike
+from tandem.drafting.remembered import PLANNED_FOR, Choice, Further, Judged, Known, alike, held
 from tandem.request import Request
 from tandem.scheduler import Decode
 
@@ -59,7 +59,9 @@ class Chooser:
         self._unread = unread
         self._gains = [Gains(longest) for _ in methods]
         self._judged: list[Judged] = []
-        """What is still to be learnt."""
+        """What is still to be learnt, ..."""
+        self._learns_at = 0
+        """... not before this round."""
         self._may_write = MAY_WRITE
         self._usual: dict[tuple[int, int, int], Outlook] = {}
         """Of requests of which nothing is known, by method, size of the draft and batch, ..."""
@@ -83,9 +85,11 @@ class Chooser:
         """What should yield most tokens a second in this round, `now`, if the whole batch did the
         same. load: of the batch."""
         if now >= self._usual_until:
-            self._usual, self._usual_until = {}, now + PLANNED_FOR
+            self._usual, self._usual_until = {}, now + held(PLANNED_FOR, load.requests)
         if known.until <= now or not alike(known.load.requests, load.requests):
-            self._learn()
+            if now >= self._learns_at:
+                self._learn()
+                self._learns_at = now + PLANNED_FOR
             if not self._methods[-1].is_lookup:
                 known.fade(now)
             known.begin(load, now)

@@ -38,6 +38,8 @@ class Drafter:
         self.proposer = proposer
         self.place = place
         self.watch = watch
+        self.asked: Sequence[int] = ()
+        """Tokens for each request, in the last round in which it was asked for any."""
         self.held: HeldStates | None = None  # where the model looks at tokens alone
         if proposer.taps is not None:
             self.held = HeldStates(proposer, shares_prefixes, most_requests)
@@ -72,10 +74,21 @@ class Drafter:
             if decode.lookahead and known.only in (None, self.place)
         ]
 
-    def observe(self, request: Request, known: Known, drafted: int, verdict: Verdict) -> None:
-        """What became of what it has drafted."""
-        known.drafts += 1
-        self.proposer.observe(request, drafted, verdict)
+    def observe(
+        self,
+        decodes: Sequence[Decode],
+        requests: Sequence[Known],
+        draft: Draft,
+        verdicts: Sequence[Verdict],
+    ) -> None:
+        """What became of what it has drafted, and of others' drafts in the same round."""
+        mine = [
+            tokens if known.taken == self.place else []
+            for known, tokens in zip(requests, draft.tokens, strict=False)
+        ]
+        for known, tokens in zip(requests, mine, strict=True):
+            known.drafts += bool(tokens)
+        self.proposer.observe(decodes, draft._replace(tokens=mine), verdicts)
 
     def absorb(self, computed: Sequence[Computed], features: Tensor) -> None:
         """As in `Proposer`."""
@@ -94,6 +107,7 @@ class Drafter:
         mine = [place for place, length in enumerate(asked) if length]
         if self.proposer.confidence is not None:
             self.proposer.confidence.open_from(worth)
+        self.asked = asked
         began = self.watch.clock()
         read = self._catch_up(agenda, mine, now)
         found = self.proposer.propose(
@@ -101,11 +115,11 @@ class Drafter:
             alone,
         )
         took = self._seconds(began, found)
-        self.watch.drafted(_drawn(agenda, asked, mine, found), took, read)
+        self.watch.drafted(_drawn(asked, mine, found), took, read)
         for place in mine if self.place else ():
-            known = agenda.requests[place]
-            if found.tokens[place] or known.sure:  # or it still reads the text
-                parts[place], known.taken = part_of(found, place), self.place
+            if found.tokens[place] or (found.sure and found.sure[place]):  # or it still reads
+                parts[place] = part_of(found, place)
+                agenda.requests[place].taken = self.place
         return found
 
     def _catch_up(self, agenda: Agenda, places: Sequence[int], now: int) -> int:
@@ -136,14 +150,8 @@ def _waived(agenda: Agenda, place: int) -> float:
     return sum(agenda.choices[place].option.gains[:length]) / agenda.plan.rate
 
 
-def _drawn(agenda: Agenda, asked: Sequence[int], mine: Sequence[int], found: Draft) -> list[int]:
-    """Levels of each draft: where one ended by itself, that at which it did counts too. What they
-    were sure of is noted."""
+def _drawn(asked: Sequence[int], mine: Sequence[int], found: Draft) -> list[int]:
+    """Levels of each draft: where one ended by itself, that at which it did counts too."""
     if found.sure is None:
         return [asked[place] for place in mine]
-    drawn = []
-    for place in mine:
-        known, sure = agenda.requests[place], found.sure[place]
-        known.asked, known.sure = asked[place], sure
-        drawn.append(len(sure) or len(found.tokens[place]) or asked[place])
-    return drawn
+    return [len(found.sure[place]) or len(found.tokens[place]) or asked[place] for place in mine]

@@ -35,6 +35,8 @@ from tandem.drafting.remembered import (
     Judged,
     Known,
     Plans,
+    held,
+    looks_apart,
 )
 from tandem.drafting.resting import Naps, Pauses, Rests
 from tandem.drafting.stopwatch import Begun, Stopwatch
@@ -78,8 +80,10 @@ class MixtureProposer(Proposer):
         self._rests = Rests()
         self._naps = Naps()
         self._pauses = Pauses()
-        self._asked = False
-        """Whether any method was asked for a draft in the round under way."""
+        self._asked: Sequence[Known] = ()
+        """For whom a method was asked for a draft in the round under way, and..."""
+        self._sure: list[Sequence[float]] | None = None
+        """... what the model was sure of, as in `Draft`."""
         self._requests = Notes[Known]()
         self._agenda: Agenda | None = None
         self._plans = Plans(0, 0, 0, {})
@@ -89,7 +93,7 @@ class MixtureProposer(Proposer):
     # -- drafting ------------------------------------------------------------------------------
 
     def propose(self, decodes: Sequence[Decode], alone: bool = False) -> Draft:
-        self._round, self._asked = None, False
+        self._round, self._asked, self._sure = None, (), None
         if not decodes:
             self._agenda = None  # nothing is kept of requests that have gone
             return Draft([])
@@ -106,7 +110,8 @@ class MixtureProposer(Proposer):
         else:
             # what lookups draft for others would have to be verified in the same launch
             draft, by_model = self._carry_out(agenda, alone and not self.lookups)
-            self._asked = by_model or bool(self.lookups)
+            if by_model or self.lookups:
+                self._asked = agenda.requests
         if by_model and agenda is before and self._naps.due(drafting=True):
             self.watch.forget()
             return draft
@@ -201,7 +206,7 @@ class MixtureProposer(Proposer):
         promised = plan.rate * self.costs.rounds(load, batch)[batch] / batch
         probing = not any(asked) and self._may_probe(decodes, requests)
         idle = None if probing or any(plan.lengths) else Draft([[] for _ in decodes])
-        until = self._rounds + (rounds if idle is None else IDLE_FOR * rounds)
+        until = self._rounds + (held(rounds, batch) if idle is None else IDLE_FOR * rounds)
         return Agenda(
             list(decodes),
             [decode.lookahead for decode in decodes],
@@ -251,6 +256,7 @@ class MixtureProposer(Proposer):
             assert self._drafter is not None
             ask = self._drafter.probe if agenda.probing else self._drafter.draft
             guessed = ask(agenda, parts, alone, self._rounds)
+            self._sure = guessed.sure
         if agenda.probing:
             self._agenda = None  # once
         if by_model and not self.lookups:  # nobody else's are among them
@@ -289,18 +295,24 @@ class MixtureProposer(Proposer):
 
     # -- learning ------------------------------------------------------------------------------
 
-    def observe(self, request: Request, drafted: int, verdict: Verdict) -> None:
+    def observe(
+        self, decodes: Sequence[Decode], draft: Draft, verdicts: Sequence[Verdict]
+    ) -> None:
+        """Of many requests some are learnt from, in turns: behind a pass each line is slow."""
         if not self._asked:
             return
-        known = self._requests[request]
-        sure, known.sure = known.sure, ()
-        if not drafted and not sure and not self.lookups:
-            return
-        noise = noise_of(request)
-        judged = Judged(known, known.found, known.taken, drafted, verdict, noise, known.asked, sure)
-        self._chooser.judged(judged)
-        if self._drafter is not None and drafted and known.taken == self._drafter.place:
-            self._drafter.observe(request, known, drafted, verdict)
+        drafter, apart = self._drafter, looks_apart(len(decodes))
+        for place in range(self._rounds % apart, len(decodes), apart):
+            known, drafted = self._asked[place], len(draft.tokens[place])
+            asked = drafter.asked[place] if self._sure and drafter else 0
+            sure = self._sure[place] if self._sure else ()
+            if drafted or sure or self.lookups:
+                noise, verdict = noise_of(decodes[place].request), verdicts[place]
+                self._chooser.judged(
+                    Judged(known, known.found, known.taken, drafted, verdict, noise, asked, sure)
+                )
+        if drafter is not None:
+            drafter.observe(decodes, self._asked, draft, verdicts)
 
     def finished(self, request: Request) -> None:
         self._chooser.written(request)

@@ -17,6 +17,7 @@ from tandem.scheduler import Decode
 PLANNED_FOR = 8  # rounds that first outlooks hold, and...
 ALL_FADES = 256  # rounds, behind which nothing counts any more
 ALIKE = 0.75  # times as many requests
+LOOKS = 4  # requests a round, that are learnt from
 MOST_PLANNED_FOR = 32  # ... later ones: what they rest on changes ever more slowly
 IDLE_FOR = 4  # times as many rounds as drafts, that none are planned for: nothing is learnt then
 NOBODY = Load(0)
@@ -25,6 +26,17 @@ NOBODY = Load(0)
 def alike(batch: int, other: int) -> bool:
     """Whether what holds for so many requests holds for so many others."""
     return ALIKE * max(batch, other) <= min(batch, other)
+
+
+def looks_apart(batch: int) -> int:
+    """Rounds from one look at what a request's drafts have become to the next: as all that is done
+    for requests grows with their number, what is learnt in a round does not."""
+    return -(-batch // LOOKS)
+
+
+def held(rounds: int, batch: int) -> int:
+    """Rounds that hold what is planned for so many, where requests are looked at more seldom."""
+    return min(MOST_PLANNED_FOR, max(rounds, PLANNED_FOR * looks_apart(batch)))
 
 
 class Choice(NamedTuple):
@@ -51,10 +63,6 @@ class Known:
     """What each lookup found for it in this round."""
     taken: int = 0
     """The method whose draft is verified in this round."""
-    asked: int = 0
-    """Tokens that the model was asked for in it, and..."""
-    sure: Sequence[float] = ()
-    """... what it was sure of, as in `Draft`."""
     outlooks: dict[tuple[int, int], Outlook] = field(default_factory=dict)
     """What drafts should be worth to it, by method and size of the draft (`Gains.size`), ..."""
     choices: dict[tuple[int, ...], Choice] = field(default_factory=dict)
@@ -73,7 +81,7 @@ class Known:
     def begin(self, load: Load, now: int) -> None:
         """Anew in this round."""
         self.outlooks, self.choices = {}, {}
-        self.load, self.until = load, now + self.rounds
+        self.load, self.until = load, now + held(self.rounds, load.requests)
         self.rounds = min(2 * self.rounds, MOST_PLANNED_FOR)
 
     def fade(self, now: int) -> None:
@@ -120,7 +128,7 @@ class Plans(NamedTuple):
         """None yet, for so many requests, from this round on."""
         again = alike(self.batch, batch)
         rounds = min(2 * self.rounds, MOST_PLANNED_FOR) if again else PLANNED_FOR
-        return Plans(batch, rounds, now + rounds, {})
+        return Plans(batch, rounds, now + held(rounds, batch), {})
 
 
 class Further(NamedTuple):
@@ -250,7 +258,7 @@ class Agenda(NamedTuple):
             choices=self.choices + [choice for _, choice in known],
             plan=self.plan._replace(lengths=self.plan.lengths + lengths),
             rounds=PLANNED_FOR // 2,
-            until=min(self.until, now + PLANNED_FOR),
+            until=min(self.until, now + held(PLANNED_FOR, self.batch)),
         )
 
     def _of(self, decodes: Sequence[Decode]) -> Agenda:

@@ -109,10 +109,13 @@ class TreeProposer(Proposer):
                 level += 1
         return self._draft(empty, trees)
 
-    def observe(self, request: Request, drafted: int, verdict: Verdict) -> None:
+    def observe(
+        self, decodes: Sequence[Decode], draft: Draft, verdicts: Sequence[Verdict]
+    ) -> None:
         """The KV of the fed nodes lies in another order than the draft's."""
-        if drafted:
-            self.guesser.keep(request, 0)
+        for (request, _), tokens in zip(decodes, draft.tokens, strict=False):
+            if tokens:
+                self.guesser.keep(request, 0)
 
     def absorb(self, computed: Sequence[Computed], features: Tensor) -> None:
         self.guesser.absorb(computed, features)
