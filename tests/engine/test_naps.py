@@ -73,13 +73,13 @@ def test_naps_that_are_broken_off_become_short_again():
     assert turn(naps) == ([True] * (AWAKE - 1), NAP)
 
 
-def test_there_are_none_while_rounds_show_nothing():
-    """Where a request comes or goes every few rounds, none of those between may be slept over."""
+def test_there_are_none_until_a_round_shows_something():
+    """Where requests come and go, few do."""
     naps = Naps()
     for _ in range(20):
-        for shows in (False, False, True, True):
-            assert not (shows and naps.due(drafting=True))  # others follow a change: they are timed
-            awake(naps, shows, drafting=True)
+        assert not naps.due(drafting=True)
+        awake(naps, shows=False, drafting=True)
+    awake(naps, drafting=True)
     assert naps.ahead(drafting=True)
 
 
@@ -104,7 +104,7 @@ def test_what_a_batch_that_changes_takes_is_learnt(world):
         requests = [*requests[1:], make_request([1, 2])]
         world.run(mixture, 8, LONGEST, 3, requests)
     mixture.watch.learn()
-    assert sum(learnt) > 60
+    assert 15 < sum(learnt) < 40  # where most rounds are slept over
 
 
 def test_most_rounds_without_drafts_are_not_timed(world, mixture):

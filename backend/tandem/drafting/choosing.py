@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import log2
 from typing import NamedTuple
 
 from tandem.drafting import Proposer
@@ -19,7 +20,16 @@ from tandem.drafting.lengths import (
     outlook,
     with_finds,
 )
-from tandem.drafting.remembered import PLANNED_FOR, Choice, Further, Judged, Known, alike, held
+from tandem.drafting.remembered import (
+    PLANNED_FOR,
+    Choice,
+    Further,
+    Judged,
+    Known,
+    alike,
+    held,
+    looks_apart,
+)
 from tandem.request import Request
 from tandem.scheduler import Decode
 
@@ -29,8 +39,14 @@ from tandem.scheduler import Decode
 MARGIN = 1.02
 MAY_WRITE = 0.5  # of the tokens that a request has room for, it is expected to write at first, ...
 WRITTEN_MEMORY = 0.95  # ... and then as others have; what is known of these counts for so much
+OWN = 3  # drafts of a request's own, that tell more of it than others' do
 SLACK = 0.95  # of the best rate is enough for a lookup to draft as far as it wants: it has seen the
 # match, and what is drafted teaches more
+
+
+def about(number: float) -> float:
+    """The same, but for a tenth: few numbers stand for all."""
+    return float(2.0 ** (round(4 * log2(number)) / 4))
 
 
 class Method(NamedTuple):
@@ -63,14 +79,20 @@ class Chooser:
         self._learns_at = 0
         """... not before this round."""
         self._may_write = MAY_WRITE
-        self._usual: dict[tuple[int, int, int], Outlook] = {}
-        """Of requests of which nothing is known, by method, size of the draft and batch, ..."""
+        self._usual: dict[tuple[int, int, int, float], Outlook] = {}
+        """Of requests of which little is known, by method, size of the draft, batch, and seconds
+        in which the model catches up, ..."""
         self._usual_until = 0
         """... up to this round."""
 
     def judged(self, one: Judged) -> None:
         """To be learnt from, before the next choice that is made anew."""
         self._judged.append(one)
+
+    def apart(self, batch: int) -> int:
+        """Rounds from one look at a request to the next. What lookups find differs from one round
+        to the next, so that each is looked at."""
+        return 1 if self._methods[0].is_lookup else looks_apart(batch)
 
     def written(self, request: Request) -> None:
         """All it will."""
@@ -85,14 +107,15 @@ class Chooser:
         """What should yield most tokens a second in this round, `now`, if the whole batch did the
         same. load: of the batch."""
         if now >= self._usual_until:
-            self._usual, self._usual_until = {}, now + held(PLANNED_FOR, load.requests)
+            self._usual = {}
+            self._usual_until = now + held(PLANNED_FOR, self.apart(load.requests))
         if known.until <= now or not alike(known.load.requests, load.requests):
             if now >= self._learns_at:
                 self._learn()
                 self._learns_at = now + PLANNED_FOR
             if not self._methods[-1].is_lookup:
                 known.fade(now)
-            known.begin(load, now)
+            known.begin(load, now, self.apart(load.requests))
         key = decode.lookahead, *[len(part.tokens) for part in known.found]
         choice = known.choices.get(key)
         if choice is None:
@@ -131,20 +154,21 @@ class Chooser:
 
     def _outlook(self, place: int, request: Request, known: Known, count: int) -> Outlook:
         """What a draft of about `count` tokens should be worth."""
-        size = Gains.size(count)
-        reads = not self._methods[place].is_lookup and self._costs.reading(self._unread(request))
-        if reads or size in known.gains[place]:
-            return self._look_ahead(place, request, known, count, reads)
-        key = place, size, known.load.requests
+        size, reading = Gains.size(count), 0.0
+        if not self._methods[place].is_lookup:
+            reading = self._costs.reading(self._unread(request))
+            reading = reading and about(reading / self._to_write(request))
+        own = known.gains[place].get(size)
+        if own is not None and own.drafts >= OWN:
+            return self._look_ahead(place, known, count, reading)
+        key = place, size, known.load.requests, reading
         if key not in self._usual:
-            self._usual[key] = self._look_ahead(place, request, known, count)
+            self._usual[key] = self._look_ahead(place, known, count, reading)
         return self._usual[key]
 
-    def _look_ahead(
-        self, place: int, request: Request, known: Known, count: int, reading: float = 0.0
-    ) -> Outlook:
-        """reading: seconds in which the model catches up with the request's text. The tokens that
-        it is expected to write bear them."""
+    def _look_ahead(self, place: int, known: Known, count: int, reading: float) -> Outlook:
+        """reading: seconds in which the model catches up with the request's text, for each token
+        that it is expected to write: these bear them."""
         batch, costs = known.load.requests, self._costs
         seconds = costs.rounds(known.load, batch * (1 + self._longest))
         gains = self._gains[place].expected(known.gains[place], count)
@@ -154,8 +178,8 @@ class Chooser:
         if confidence is not None:
             gains = confidence.squeezed(gains)
         drafts = costs.drafts(batch, len(gains))
-        besides, each = costs.between.besides(batch), reading / self._to_write(request)
-        found = outlook(seconds, batch, gains, drafts, besides, margin=MARGIN, reading=each)
+        besides = costs.between.besides(batch)
+        found = outlook(seconds, batch, gains, drafts, besides, margin=MARGIN, reading=reading)
         if reading and not any(found.lengths):  # what others draft does not make it worth reading
             found = found._replace(gains=[0.0] * len(gains))
         return found

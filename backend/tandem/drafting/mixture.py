@@ -112,7 +112,8 @@ class MixtureProposer(Proposer):
             draft, by_model = self._carry_out(agenda, alone and not self.lookups)
             if by_model or self.lookups:
                 self._asked = agenda.requests
-        if by_model and agenda is before and self._naps.due(drafting=True):
+        planned = agenda is not None and before is not None and agenda.made == before.made
+        if by_model and planned and self._naps.due(drafting=True):
             self.watch.forget()
             return draft
         rows = len(decodes) + sum([len(tokens) for tokens in draft.tokens])
@@ -206,7 +207,8 @@ class MixtureProposer(Proposer):
         promised = plan.rate * self.costs.rounds(load, batch)[batch] / batch
         probing = not any(asked) and self._may_probe(decodes, requests)
         idle = None if probing or any(plan.lengths) else Draft([[] for _ in decodes])
-        until = self._rounds + (held(rounds, batch) if idle is None else IDLE_FOR * rounds)
+        until = self._rounds
+        until += held(rounds, looks_apart(batch)) if idle is None else IDLE_FOR * rounds
         return Agenda(
             list(decodes),
             [decode.lookahead for decode in decodes],
@@ -221,6 +223,7 @@ class MixtureProposer(Proposer):
             idle,
             batch,
             rounds,
+            self._rounds,
             until,
         )
 
@@ -301,7 +304,7 @@ class MixtureProposer(Proposer):
         """Of many requests some are learnt from, in turns: behind a pass each line is slow."""
         if not self._asked:
             return
-        drafter, apart = self._drafter, looks_apart(len(decodes))
+        drafter, apart = self._drafter, self._chooser.apart(len(decodes))
         for place in range(self._rounds % apart, len(decodes), apart):
             known, drafted = self._asked[place], len(draft.tokens[place])
             asked = drafter.asked[place] if self._sure and drafter else 0

@@ -17,7 +17,7 @@ from tandem.scheduler import Decode
 PLANNED_FOR = 8  # rounds that first outlooks hold, and...
 ALL_FADES = 256  # rounds, behind which nothing counts any more
 ALIKE = 0.75  # times as many requests
-LOOKS = 4  # requests a round, that are learnt from
+LOOKS = 2  # requests a round, that are learnt from where a model drafts for all
 MOST_PLANNED_FOR = 32  # ... later ones: what they rest on changes ever more slowly
 IDLE_FOR = 4  # times as many rounds as drafts, that none are planned for: nothing is learnt then
 NOBODY = Load(0)
@@ -29,14 +29,15 @@ def alike(batch: int, other: int) -> bool:
 
 
 def looks_apart(batch: int) -> int:
-    """Rounds from one look at what a request's drafts have become to the next: as all that is done
-    for requests grows with their number, what is learnt in a round does not."""
+    """Rounds from one look at what a request's drafts by a model have become to the next: all that
+    is done for requests grows with their number, but what is learnt in a round need not."""
     return -(-batch // LOOKS)
 
 
-def held(rounds: int, batch: int) -> int:
-    """Rounds that hold what is planned for so many, where requests are looked at more seldom."""
-    return min(MOST_PLANNED_FOR, max(rounds, PLANNED_FOR * looks_apart(batch)))
+def held(rounds: int, apart: int) -> int:
+    """Rounds that hold what is planned for so many, where there are so many from one look at a
+    request to the next."""
+    return min(MOST_PLANNED_FOR, max(rounds, PLANNED_FOR * apart))
 
 
 class Choice(NamedTuple):
@@ -78,10 +79,10 @@ class Known:
     drafts: int = 0
     """... how many there were since then."""
 
-    def begin(self, load: Load, now: int) -> None:
-        """Anew in this round."""
+    def begin(self, load: Load, now: int, apart: int) -> None:
+        """Anew in this round. apart: as in `held`."""
         self.outlooks, self.choices = {}, {}
-        self.load, self.until = load, now + held(self.rounds, load.requests)
+        self.load, self.until = load, now + held(self.rounds, apart)
         self.rounds = min(2 * self.rounds, MOST_PLANNED_FOR)
 
     def fade(self, now: int) -> None:
@@ -128,7 +129,7 @@ class Plans(NamedTuple):
         """None yet, for so many requests, from this round on."""
         again = alike(self.batch, batch)
         rounds = min(2 * self.rounds, MOST_PLANNED_FOR) if again else PLANNED_FOR
-        return Plans(batch, rounds, now + held(rounds, batch), {})
+        return Plans(batch, rounds, now + rounds, {})
 
 
 class Further(NamedTuple):
@@ -168,6 +169,8 @@ class Agenda(NamedTuple):
     """Requests when it was made."""
     rounds: int
     """For so many it holds, ..."""
+    made: int
+    """... from this one..."""
     until: int
     """... until this one."""
 
@@ -258,7 +261,7 @@ class Agenda(NamedTuple):
             choices=self.choices + [choice for _, choice in known],
             plan=self.plan._replace(lengths=self.plan.lengths + lengths),
             rounds=PLANNED_FOR // 2,
-            until=min(self.until, now + held(PLANNED_FOR, self.batch)),
+            until=min(self.until, now + held(PLANNED_FOR, looks_apart(self.batch))),
         )
 
     def _of(self, decodes: Sequence[Decode]) -> Agenda:

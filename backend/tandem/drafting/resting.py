@@ -14,7 +14,7 @@ LEARNT_FOR = 8  # rounds in which lookups are asked before it is judged whether 
 JUDGED_FOR = 8  # ... rounds by which it is; otherwise nothing is drafted...
 FIRST_PAUSE = 16  # ... for so many at first, ...
 LONGEST_PAUSE = 64  # ... and ever longer
-AWAKE = 2  # rounds that are timed, one behind the other, and then...
+AWAKE = 1  # round that shows what such rounds take, and then...
 NAP = 6  # ... so many that are not, and, where nothing changes, ...
 LONGEST_NAP = 24  # ... ever more
 
@@ -53,8 +53,8 @@ class Rests:
 
 
 class Naps:
-    """Of the rounds in which the same is to be drafted, or nothing, for the same requests, most are
-    neither timed nor learnt from: behind a pass each line is slow."""
+    """Of the rounds in which what is drafted is planned already, or nothing is, most are neither
+    timed nor learnt from: behind a pass each line is slow."""
 
     def __init__(self) -> None:
         self._awake = self._asleep = 0
@@ -87,7 +87,7 @@ class Naps:
 
     def timed(self, drafting: bool, shows: bool) -> None:
         """The round has ended. shows: what such rounds take: not, where requests come and go."""
-        if not shows or drafting != self._drafting:
+        if drafting != self._drafting:
             self._awake, self._length = 0, NAP
         self._awake += shows
         self._drafting = drafting

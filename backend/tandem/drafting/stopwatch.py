@@ -84,7 +84,8 @@ class Stopwatch:
         """A round has ended, whose pass over so many rows took so long. Whether it shows what such
         passes take."""
         last, alone = self._rounds[-1] if self._rounds else self._last, begun.rows == rows
-        usual = last is None or (last.alone and last.begun.load.requests == begun.load.requests)
+        same = last is None or (last.alone and last.begun.load.requests == begun.load.requests)
+        usual = same and begun.follows
         # a draft has left other things in the caches
         rests = last is not None and last.begun.by_model and not begun.by_model
         shows = alone and usual and not rests
