@@ -104,7 +104,8 @@ def test_what_an_agenda_saves(found):
     lookup = Method("lookup", Guess(world, 0.9, found), True)
     mixture = MixtureProposer([lookup], LONGEST, world.costs(), clock=world.clock)
     agenda = mixture._make_agenda([Decode(make_request([1, 2]), LONGEST) for _ in range(2)], 8)
-    lengths, gains = agenda.plan.lengths, agenda.choices[0].option.gains
+    (choice,) = agenda.requests[0].choices.values()
+    lengths, gains = agenda.plan.lengths, choice.option.gains
     assert bool(lengths[0]) == bool(found)
     tokens = sum(1 + sum(gains[:length]) for length in lengths)
     without = world.pass_s(2) * tokens / 2

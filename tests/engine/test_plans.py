@@ -3,10 +3,17 @@
 import pytest
 
 from tandem.drafting import Draft, choosing
+from tandem.drafting.agenda import Plans
 from tandem.drafting.choosing import Method
 from tandem.drafting.costs import FIRST_PROBES, Load, RoundCosts
 from tandem.drafting.mixture import MixtureProposer
-from tandem.drafting.remembered import IDLE_FOR, MOST_PLANNED_FOR, PLANNED_FOR, Plans, held, looks_apart
+from tandem.drafting.remembered import (
+    IDLE_FOR,
+    MOST_PLANNED_FOR,
+    PLANNED_FOR,
+    held,
+    looks_apart,
+)
 from tandem.drafting.times import TextTimes
 from tandem.request import SamplingParams
 from tandem.scheduler import Decode

@@ -111,9 +111,7 @@ class ChainProposer(Proposer):
                 for row, chain in enumerate(chains):
                     chain.row = row
 
-    def observe(
-        self, decodes: Sequence[Decode], draft: Draft, verdicts: Sequence[Verdict]
-    ) -> None:
+    def observe(self, decodes: Sequence[Decode], draft: Draft, verdicts: Sequence[Verdict]) -> None:
         """The last drafted token was never fed."""
         for (request, _), tokens, verdict in zip(decodes, draft.tokens, verdicts, strict=False):
             if tokens:

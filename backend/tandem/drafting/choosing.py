@@ -7,6 +7,7 @@ from math import log2
 from typing import NamedTuple
 
 from tandem.drafting import Proposer
+from tandem.drafting.agenda import Further
 from tandem.drafting.between import averaged
 from tandem.drafting.costs import Load, RoundCosts
 from tandem.drafting.gains import PRIOR, Gains
@@ -23,7 +24,6 @@ from tandem.drafting.lengths import (
 from tandem.drafting.remembered import (
     PLANNED_FOR,
     Choice,
-    Further,
     Judged,
     Known,
     alike,

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from tandem.drafting import Computed, Draft, Proposer, Verdict
+from tandem.drafting.agenda import Agenda
 from tandem.drafting.costs import READ_ALONG
 from tandem.drafting.held import HeldStates
 from tandem.drafting.parts import Part, part_of
-from tandem.drafting.remembered import Agenda, Known
+from tandem.drafting.remembered import Known
 from tandem.drafting.stopwatch import Stopwatch
 from tandem.request import Request
 from tandem.scheduler import Decode
@@ -146,8 +147,7 @@ class Drafter:
 
 def _waived(agenda: Agenda, place: int) -> float:
     """Seconds that what is planned for the request should save."""
-    length = agenda.plan.lengths[place]
-    return sum(agenda.choices[place].option.gains[:length]) / agenda.plan.rate
+    return agenda.gains[place] / agenda.plan.rate
 
 
 def _drawn(asked: Sequence[int], mine: Sequence[int], found: Draft) -> list[int]:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from tandem.drafting import Computed, Draft, Proposer, Verdict
+from tandem.drafting.agenda import Agenda, Plans
 from tandem.drafting.choosing import Chooser, Method
 from tandem.drafting.costs import Load, RoundCosts
 from tandem.drafting.drafter import Drafter
@@ -30,11 +31,9 @@ from tandem.drafting.remembered import (
     IDLE_FOR,
     MOST_PLANNED_FOR,
     PLANNED_FOR,
-    Agenda,
     Choice,
     Judged,
     Known,
-    Plans,
     held,
     looks_apart,
 )
@@ -49,6 +48,16 @@ NO_DRAFT = Draft([])
 
 def _load_of(decodes: Sequence[Decode]) -> Load:
     return Load(len(decodes), sum([decode.request.computed for decode in decodes]))
+
+
+def _found(
+    requests: Sequence[Known], choices: Sequence[Choice], lengths: Sequence[int]
+) -> list[Part]:
+    """What lookups draft; nothing where the model is to."""
+    return [
+        known.found[choice.place].cut(length) if choice.place < len(known.found) else NOTHING
+        for known, choice, length in zip(requests, choices, lengths, strict=True)
+    ]
 
 
 class MixtureProposer(Proposer):
@@ -125,7 +134,7 @@ class MixtureProposer(Proposer):
     @property
     def may_draft(self) -> bool:
         agenda = self._agenda
-        if self.lookups or agenda is None or agenda.idle is None or not agenda.room[0]:
+        if self.lookups or agenda is None or agenda.idle is None or not agenda.most:
             return True  # where there was no room, it shows when there is some again
         return self._rounds + 1 >= agenda.until or not self._naps.ahead(drafting=False)
 
@@ -161,10 +170,12 @@ class MixtureProposer(Proposer):
         """For these; None where it does not hold."""
         if agenda.idle is not None:
             return agenda.idle_for(decodes, self._rounds)
-        if agenda.holds_for(decodes):
-            return agenda
-        load = _load_of(decodes)
-        return agenda.carried_on(decodes, self._rounds, lambda one: self._joined(one, load))
+        return agenda.carried_on(
+            decodes,
+            self._rounds,
+            lambda one: self._known(one.request),
+            lambda one, known: self._chooser.choose(one, known, _load_of(decodes), self._rounds),
+        )
 
     def _pauses_for(self, decodes: Sequence[Decode]) -> bool:
         """Whether lookups are not asked in this round: there is no room for any draft, or they did
@@ -196,13 +207,16 @@ class MixtureProposer(Proposer):
             for decode, known in zip(decodes, requests, strict=True)
         ]
         plan = self._plan(choices, load)
-        asked, further = list[int](), self._chooser.further(self.longest)
+        further, gains = self._chooser.further(self.longest), list[float]()
         for known, choice, length, decode in zip(
             requests, choices, plan.lengths, decodes, strict=True
         ):
-            known.taken = choice.place
-            by_model = choice.option.by_model
-            asked.append(further.of(length, decode.lookahead) if by_model else 0)
+            known.taken, known.planned, known.room = choice.place, self._rounds, decode.lookahead
+            known.wish = further.of(length) if choice.option.by_model else 0
+            gains.append(sum(choice.option.gains[:length]))
+        asked = [
+            min(known.wish, one.lookahead) for one, known in zip(decodes, requests, strict=True)
+        ]
         batch = len(decodes)
         promised = plan.rate * self.costs.rounds(load, batch)[batch] / batch
         probing = not any(asked) and self._may_probe(decodes, requests)
@@ -211,17 +225,18 @@ class MixtureProposer(Proposer):
         until += held(rounds, looks_apart(batch)) if idle is None else IDLE_FOR * rounds
         return Agenda(
             list(decodes),
-            [decode.lookahead for decode in decodes],
             requests,
-            choices,
-            plan,
             asked,
+            _found(requests, choices, plan.lengths),
+            plan,
+            gains,
             further,
             self._chooser.worth(plan.rate, asked, load),
             promised,
             probing,
             idle,
             batch,
+            max([decode.lookahead for decode in decodes]),
             rounds,
             self._rounds,
             until,
@@ -242,18 +257,15 @@ class MixtureProposer(Proposer):
             self._plans.known[kind] = plan
         return plan
 
-    def _joined(self, decode: Decode, load: Load) -> tuple[Known, Choice]:
-        """What is known of a request that comes to others, and its method."""
-        known = self._known(decode.request)
-        return known, self._chooser.choose(decode, known, load, self._rounds)
-
     def _carry_out(self, agenda: Agenda, alone: bool) -> tuple[Draft, bool]:
         """What is drafted, and whether the model did any of it. alone: as in `propose`."""
         if agenda.idle is not None:
             return agenda.idle, False
         planned = any(agenda.asked)
         resting = planned and self._rests.due(self._rounds, agenda.promised)
-        parts, guessed = self._found(agenda, resting), NO_DRAFT
+        parts, guessed = [NOTHING] * len(agenda.asked), NO_DRAFT
+        if self.lookups and not resting:
+            parts = list(agenda.parts)
         by_model = agenda.probing or (planned and not resting)
         if by_model:
             assert self._drafter is not None
@@ -284,23 +296,9 @@ class MixtureProposer(Proposer):
         for index, known in enumerate(requests):
             known.found = [part_of(draft, index) for draft in drafts]
 
-    @staticmethod
-    def _found(agenda: Agenda, resting: bool) -> list[Part]:
-        """What lookups draft; nothing where the model is to, or where all rest."""
-        if resting or not agenda.requests[0].found:
-            return [NOTHING] * len(agenda.requests)
-        return [
-            known.found[choice.place].cut(length) if choice.place < len(known.found) else NOTHING
-            for known, choice, length in zip(
-                agenda.requests, agenda.choices, agenda.plan.lengths, strict=True
-            )
-        ]
-
     # -- learning ------------------------------------------------------------------------------
 
-    def observe(
-        self, decodes: Sequence[Decode], draft: Draft, verdicts: Sequence[Verdict]
-    ) -> None:
+    def observe(self, decodes: Sequence[Decode], draft: Draft, verdicts: Sequence[Verdict]) -> None:
         """Of many requests some are learnt from, in turns: behind a pass each line is slow."""
         if not self._asked:
             return

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from tandem.drafting import Computed, Draft, Proposer, Verdict
 from tandem.drafting.steps import Guesser, Level
-from tandem.request import Request
 from tandem.scheduler import Decode
 from tandem.verification.sampler import Sampler
 from tandem.verification.scores import Row, scores
@@ -109,9 +108,7 @@ class TreeProposer(Proposer):
                 level += 1
         return self._draft(empty, trees)
 
-    def observe(
-        self, decodes: Sequence[Decode], draft: Draft, verdicts: Sequence[Verdict]
-    ) -> None:
+    def observe(self, decodes: Sequence[Decode], draft: Draft, verdicts: Sequence[Verdict]) -> None:
         """The KV of the fed nodes lies in another order than the draft's."""
         for (request, _), tokens in zip(decodes, draft.tokens, strict=False):
             if tokens:
