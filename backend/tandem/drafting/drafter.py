@@ -83,13 +83,13 @@ class Drafter:
         verdicts: Sequence[Verdict],
     ) -> None:
         """What became of what it has drafted, and of others' drafts in the same round."""
-        mine = [
-            tokens if known.taken == self.place else []
-            for known, tokens in zip(requests, draft.tokens, strict=False)
-        ]
-        for known, tokens in zip(requests, mine, strict=True):
-            known.drafts += bool(tokens)
-        self.proposer.observe(decodes, draft._replace(tokens=mine), verdicts)
+        if self.place:
+            mine = [
+                tokens if known.taken == self.place else []
+                for known, tokens in zip(requests, draft.tokens, strict=False)
+            ]
+            draft = draft._replace(tokens=mine)
+        self.proposer.observe(decodes, draft, verdicts)
 
     def absorb(self, computed: Sequence[Computed], features: Tensor) -> None:
         """As in `Proposer`."""
@@ -117,10 +117,11 @@ class Drafter:
         )
         took = self._seconds(began, found)
         self.watch.drafted(_drawn(asked, mine, found), took, read)
-        for place in mine if self.place else ():
-            if found.tokens[place] or (found.sure and found.sure[place]):  # or it still reads
-                parts[place] = part_of(found, place)
-                agenda.requests[place].taken = self.place
+        for place in mine:
+            known, drafted = agenda.requests[place], found.tokens[place]
+            known.drafts += bool(drafted)
+            if self.place and (drafted or (found.sure and found.sure[place])):  # or it still reads
+                parts[place], known.taken = part_of(found, place), self.place
         return found
 
     def _catch_up(self, agenda: Agenda, places: Sequence[int], now: int) -> int:
