@@ -68,7 +68,7 @@ def test_fewer_tokens_that_are_drafted_have_what_is_kept_of_all():
     """A third of those that were asked for, and of what would have been kept nine tenths."""
     confidence, gains = Confidence(), [0.9, 0.7, 0.5, 0.4, 0.3, 0.2]
     for _ in range(2000):
-        confidence.ended(6, 2, 9, 1.0)
+        confidence.ended(6, 2, 9, 10.0)
     found = confidence.squeezed(gains)
     assert len(found) == 2
     assert found == sorted(found, reverse=True)

@@ -12,7 +12,6 @@ from tandem.drafting.remembered import (
     MOST_PLANNED_FOR,
     PLANNED_FOR,
     held,
-    looks_apart,
 )
 from tandem.drafting.times import TextTimes
 from tandem.request import SamplingParams
@@ -44,7 +43,7 @@ def test_what_is_planned_holds_while_no_others_come_and_few_go(made):
     model = Guess(world, 0.8, level_s=0.1)
     mixture = of_a_model(world, model)
     requests = [make_request([1, 2]) for _ in range(9)]
-    holds = held(PLANNED_FOR, looks_apart(8))
+    holds = held(PLANNED_FOR, 8)
     few = (5, holds - 6, []), (5, 2, [5]), (5, holds, [5])
     for count, rounds, due in ((8, 2, [8]), (7, 2, []), (6, 2, []), *few, (9, 2, [9])):
         made.clear()
@@ -54,7 +53,7 @@ def test_what_is_planned_holds_while_no_others_come_and_few_go(made):
         assert model.asked == asked + rounds
     made.clear()
     world.run(mixture, 9, LONGEST, 3 * MOST_PLANNED_FOR, requests)
-    assert len(made) == 3
+    assert 3 <= len(made) <= 4
 
 
 def test_near_its_end_a_request_drafts_no_more_than_there_is_room_for(made):
@@ -124,12 +123,12 @@ def test_where_requests_come_and_go_plans_are_made_anew_before_long(made, whole,
         requests = [*requests[1:], make_request([1, 2])]
         for count in rounds:
             world.run(mixture, count, LONGEST, 1, requests[:count])
-    plans = 80 / held(PLANNED_FOR, looks_apart(whole))
+    plans = 80 / held(PLANNED_FOR, whole)
     assert plans - 2 <= len(made) <= plans + 6
 
 
 @pytest.mark.parametrize(
-    ("chance", "holds"), [(0.8, held(PLANNED_FOR, looks_apart(8))), (0.1, IDLE_FOR * PLANNED_FOR)]
+    ("chance", "holds"), [(0.8, held(PLANNED_FOR, 8)), (0.1, IDLE_FOR * PLANNED_FOR)]
 )
 def test_who_comes_waits_no_longer_than_for_a_first_plan(made, chance, holds):
     world = World(row_s=10.0 if chance < 0.5 else 0.01)

@@ -17,8 +17,8 @@ from tandem.drafting.remembered import (
     Known,
     alike,
     held,
-    looks_apart,
 )
+from tandem.request import Request
 from tandem.scheduler import Decode
 
 
@@ -68,6 +68,8 @@ class Agenda(NamedTuple):
     """... what is known of them, and..."""
     asked: list[int]
     """... tokens that the model is to draft for each, at most."""
+    known: dict[Request, Known]
+    """Of all for whom it was made or who have come since."""
     parts: list[Part]
     """What lookups are to draft for each, where there are any: it holds for one round."""
     plan: Plan
@@ -138,7 +140,7 @@ class Agenda(NamedTuple):
         self,
         decodes: Sequence[Decode],
         now: int,
-        known_of: Callable[[Decode], Known],
+        known_of: Callable[[Request], Known],
         choose: Callable[[Decode, Known], Choice],
     ) -> Agenda | None:
         """The same where some requests have gone, others have come, or they have other room for
@@ -148,25 +150,26 @@ class Agenda(NamedTuple):
         choose: for those that have come."""
         if decodes == self.decodes:
             return self
-        requests = [known_of(one) for one in decodes]
-        both = list(zip(decodes, requests, strict=True))
-        came = [(one, known) for one, known in both if known.planned != self.made]
+        came = [one for one in decodes if one.request not in self.known]
         others = not alike(self.batch, len(decodes))
         if len(came) == len(decodes) or (came and others):
             return None
-        for one, known in came:
+        for one in came:
+            known = self.known[one.request] = known_of(one.request)
             self._join(one, known, choose(one, known))
+        requests = [self.known[one.request] for one in decodes]
+        both = list(zip(decodes, requests, strict=True))
         if any(one.lookahead > known.room for one, known in both):
             return None
         asked = [min(known.wish, one.lookahead) for one, known in both]
         rest = self._replace(decodes=list(decodes), requests=requests, asked=asked)
         if not (came or others):
             return rest
-        until = min(self.until, now + held(PLANNED_FOR, looks_apart(self.batch)))
+        until = min(self.until, now + held(PLANNED_FOR, self.batch))
         return rest._replace(rounds=PLANNED_FOR // 2, until=until)
 
     def _join(self, decode: Decode, known: Known, choice: Choice) -> None:
         """One that has come."""
         by_model, length = choice.option.by_model, self.plan.joined(choice.option)
         wish = self.further.of(length) if by_model else 0
-        known.planned, known.room, known.wish = self.made, decode.lookahead, wish
+        known.room, known.wish = decode.lookahead, wish

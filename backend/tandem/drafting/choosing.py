@@ -10,7 +10,7 @@ from tandem.drafting import Proposer
 from tandem.drafting.agenda import Further
 from tandem.drafting.between import averaged
 from tandem.drafting.costs import Load, RoundCosts
-from tandem.drafting.gains import PRIOR, Gains
+from tandem.drafting.gains import Gains
 from tandem.drafting.lengths import (
     NOTHING_TAKEN,
     Option,
@@ -28,7 +28,6 @@ from tandem.drafting.remembered import (
     Known,
     alike,
     held,
-    looks_apart,
 )
 from tandem.request import Request
 from tandem.scheduler import Decode
@@ -39,7 +38,9 @@ from tandem.scheduler import Decode
 MARGIN = 1.02
 MAY_WRITE = 0.5  # of the tokens that a request has room for, it is expected to write at first, ...
 WRITTEN_MEMORY = 0.95  # ... and then as others have; what is known of these counts for so much
+LOOKS = 2  # requests a round, whose drafts by a model tell of it
 OWN = 3  # drafts of a request's own, that tell more of it than others' do
+NO_MORE: list[float] = []  # that a draft was asked for
 SLACK = 0.95  # of the best rate is enough for a lookup to draft as far as it wants: it has seen the
 # match, and what is drafted teaches more
 
@@ -89,11 +90,6 @@ class Chooser:
         """To be learnt from, before the next choice that is made anew."""
         self._judged.append(one)
 
-    def apart(self, batch: int) -> int:
-        """Rounds from one look at a request to the next. What lookups find differs from one round
-        to the next, so that each is looked at."""
-        return 1 if self._methods[0].is_lookup else looks_apart(batch)
-
     def written(self, request: Request) -> None:
         """All it will."""
         share = request.num_output / max(1, request.max_total - request.num_prompt)
@@ -108,14 +104,14 @@ class Chooser:
         same. load: of the batch."""
         if now >= self._usual_until:
             self._usual = {}
-            self._usual_until = now + held(PLANNED_FOR, self.apart(load.requests))
+            self._usual_until = now + held(PLANNED_FOR, load.requests)
         if known.until <= now or not alike(known.load.requests, load.requests):
             if now >= self._learns_at:
                 self._learn()
                 self._learns_at = now + PLANNED_FOR
             if not self._methods[-1].is_lookup:
                 known.fade(now)
-            known.begin(load, now, self.apart(load.requests))
+            known.begin(load, now)
         key = decode.lookahead, *[len(part.tokens) for part in known.found]
         choice = known.choices.get(key)
         if choice is None:
@@ -220,30 +216,42 @@ class Chooser:
     def _learn(self) -> None:
         """From what was judged since the last time: seldom, for behind a pass each line is slow."""
         for one in self._judged:
-            known, found, taken, drafted, verdict = one[:5]
-            for place, part in enumerate(found):
-                if place == taken and drafted:
+            if one.found:
+                self._learn_of_lookups(one)
+            if not self._methods[-1].is_lookup:
+                self._learn_of_model(one)
+        self._judged = []
+
+    def _learn_of_lookups(self, one: Judged) -> None:
+        """All that they found is judged by what the text became."""
+        for place, known in enumerate(one.requests):
+            verdict, drafted = one.verdicts[place], len(one.tokens[place])
+            for method, part in enumerate(one.found[place]):
+                if method == one.taken[place] and drafted:
                     judged = part.verified(drafted, verdict)
                 else:
                     judged = part.judged(verdict.tokens)
                 if judged[0]:
-                    self._gains[place].learn(known.gains[place], len(part.tokens), *judged)
-            if (drafted or one.sure) and taken == len(found):  # by the model
-                longest = min(self._longest, self._methods[taken].proposer.longest)
-                beyond = self._beyond(one)
-                self._gains[taken].learn(known.gains[taken], longest, drafted, verdict.path, beyond)
-        self._judged = []
+                    self._gains[method].learn(known.gains[method], len(part.tokens), *judged)
 
-    def _beyond(self, one: Judged) -> list[float]:
-        """Chances of tokens that a draft which has ended by itself was asked for too; how sure it
-        was of others, and what its end has cost, is learnt from."""
-        confidence, kept = self._methods[-1].proposer.confidence, len(one.verdict.path)
-        if confidence is None or not one.sure:
-            return []
-        confidence.learn(one.noise, one.sure, one.drafted, kept)
-        beyond = []
-        if len(one.sure) > one.drafted:
-            chance = confidence.chance(one.noise, one.sure[-1])
-            beyond = [chance * PRIOR**more for more in range(one.asked - one.drafted)]
-        confidence.ended(one.asked, one.drafted, kept, sum(beyond) * (kept == one.drafted))
-        return beyond
+    def _learn_of_model(self, one: Judged) -> None:
+        """Each request has its own drafts to learn from; where a model alone drafts for many, it is
+        itself judged by some, in turns."""
+        model, proposer = len(self._methods) - 1, self._methods[-1].proposer
+        longest, confidence = min(self._longest, proposer.longest), proposer.confidence
+        apart = 1 if one.found else -(-len(one.requests) // LOOKS)
+        for place, known in enumerate(one.requests):
+            drafted, path = len(one.tokens[place]), one.verdicts[place].path
+            sure = one.sure[place] if one.sure else ()
+            if (one.taken and one.taken[place] != model) or not (drafted or sure):
+                continue
+            shared, beyond = (place + one.now) % apart == 0, NO_MORE
+            if confidence is not None and sure:
+                asked = one.asked[place]
+                if len(sure) > drafted:
+                    beyond = confidence.beyond(known.noise, sure[-1], asked - drafted)
+                if shared:
+                    whole = len(path) + sum(beyond) * (len(path) == drafted)
+                    confidence.learn(known.noise, sure, drafted, len(path))
+                    confidence.ended(asked, drafted, len(path), whole)
+            self._gains[-1].learn(known.gains[-1], longest, drafted, path, beyond, shared)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from tandem.cpu.structures import SHARES
+from tandem.drafting.gains import PRIOR
 from tandem.verification.judging import KINDS, Gate
 
 BELIEVED = 8.0  # tokens, that what is believed of a share beforehand counts for
@@ -52,12 +53,18 @@ class Confidence:
             self._seen[place] = min(REMEMBERED, self._seen[place] + 1)
             self._kept[place] += ((at < kept) - self._kept[place]) / self._seen[place]
 
-    def ended(self, asked: int, drafted: int, kept: int, beyond: float) -> None:
-        """A draft that was asked for so many tokens had so many, of which so many were kept; of
-        the others this number would have been."""
+    def beyond(self, noise: int, share: float, count: int) -> list[float]:
+        """Chances of so many tokens that a draft was asked for too, which ended as it was sure of
+        the first one only by this share."""
+        chance = self.chance(noise, share)
+        return [chance * PRIOR**more for more in range(count)]
+
+    def ended(self, asked: int, drafted: int, kept: int, whole: float) -> None:
+        """A draft that was asked for so many tokens had so many, of which so many were kept; had
+        it gone on, these would have been."""
         self._asked = OF_LATE * self._asked + asked
         self._drafted = OF_LATE * self._drafted + drafted
-        self._whole = OF_LATE * self._whole + kept + beyond
+        self._whole = OF_LATE * self._whole + whole
         self._short = OF_LATE * self._short + kept
 
     @property

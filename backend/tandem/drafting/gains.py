@@ -128,9 +128,7 @@ class Gains:
         """Of the tokens of a draft like one of `count`, and of no fewer; never rising. own: what
         was learnt of the request, nothing at first."""
         size = self.size(count)
-        record = self._all.get(size)
-        if record is None:
-            record = self._all[size] = _Record(self._longest, OF_A_METHOD)
+        record = self._record(size)
         known = self._renewed.get(size, -1)
         if record.drafts - known > min(known // STEADY, MOST_UNSEEN):
             self._usual[size], self._renewed[size] = record.usual(), record.drafts
@@ -144,15 +142,25 @@ class Gains:
         tried: int,
         kept: Collection[int],
         beyond: Sequence[float] = (),
+        shared: bool = True,
     ) -> None:
         """Of a draft of `count` tokens the first `tried` were judged, and those at the places
         `kept` (1 is the first) were right. beyond: of tokens behind them that were not drafted, the
-        chances that they would have been kept, too, where all before them were."""
+        chances that they would have been kept, too, where all before them were. shared: the method
+        is judged by it too."""
         size = self.size(count)
-        for records, memory in ((own, OF_A_REQUEST), (self._all, OF_A_METHOD)):
-            if size not in records:
-                records[size] = _Record(self._longest, memory)
-            records[size].update(tried, kept, beyond)
+        if size not in own:
+            own[size] = _Record(self._longest, OF_A_REQUEST)
+        own[size].update(tried, kept, beyond)
+        if shared:
+            self._record(size).update(tried, kept, beyond)
+
+    def _record(self, size: int) -> _Record:
+        """Of all requests."""
+        record = self._all.get(size)
+        if record is None:
+            record = self._all[size] = _Record(self._longest, OF_A_METHOD)
+        return record
 
     @staticmethod
     def fade(own: Records, rounds: int) -> None:

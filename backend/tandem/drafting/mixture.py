@@ -25,6 +25,7 @@ from tandem.drafting.agenda import Agenda, Plans
 from tandem.drafting.choosing import Chooser, Method
 from tandem.drafting.costs import Load, RoundCosts
 from tandem.drafting.drafter import Drafter
+from tandem.drafting.gains import Records
 from tandem.drafting.lengths import Plan
 from tandem.drafting.parts import NOTHING, Part, joined, part_of
 from tandem.drafting.remembered import (
@@ -35,7 +36,6 @@ from tandem.drafting.remembered import (
     Judged,
     Known,
     held,
-    looks_apart,
 )
 from tandem.drafting.resting import Naps, Pauses, Rests
 from tandem.drafting.stopwatch import Begun, Stopwatch
@@ -173,7 +173,7 @@ class MixtureProposer(Proposer):
         return agenda.carried_on(
             decodes,
             self._rounds,
-            lambda one: self._known(one.request),
+            self._known,
             lambda one, known: self._chooser.choose(one, known, _load_of(decodes), self._rounds),
         )
 
@@ -211,7 +211,7 @@ class MixtureProposer(Proposer):
         for known, choice, length, decode in zip(
             requests, choices, plan.lengths, decodes, strict=True
         ):
-            known.taken, known.planned, known.room = choice.place, self._rounds, decode.lookahead
+            known.taken, known.room = choice.place, decode.lookahead
             known.wish = further.of(length) if choice.option.by_model else 0
             gains.append(sum(choice.option.gains[:length]))
         asked = [
@@ -222,11 +222,12 @@ class MixtureProposer(Proposer):
         probing = not any(asked) and self._may_probe(decodes, requests)
         idle = None if probing or any(plan.lengths) else Draft([[] for _ in decodes])
         until = self._rounds
-        until += held(rounds, looks_apart(batch)) if idle is None else IDLE_FOR * rounds
+        until += held(rounds, batch) if idle is None else IDLE_FOR * rounds
         return Agenda(
             list(decodes),
             requests,
             asked,
+            {one.request: known for one, known in zip(decodes, requests, strict=True)},
             _found(requests, choices, plan.lengths),
             plan,
             gains,
@@ -287,7 +288,8 @@ class MixtureProposer(Proposer):
             names = [method.name for method in self._methods]
             asked = request.params.speculative_method
             only = names.index(asked) if asked in names else None
-            known = self._requests[request] = Known([{} for _ in self._methods], only)
+            gains: list[Records] = [{} for _ in self._methods]
+            known = self._requests[request] = Known(gains, only, noise_of(request))
         return known
 
     def _look_up(self, decodes: Sequence[Decode], requests: Sequence[Known]) -> None:
@@ -299,21 +301,27 @@ class MixtureProposer(Proposer):
     # -- learning ------------------------------------------------------------------------------
 
     def observe(self, decodes: Sequence[Decode], draft: Draft, verdicts: Sequence[Verdict]) -> None:
-        """Of many requests some are learnt from, in turns: behind a pass each line is slow."""
         if not self._asked:
             return
-        drafter, apart = self._drafter, self._chooser.apart(len(decodes))
-        for place in range(self._rounds % apart, len(decodes), apart):
-            known, drafted = self._asked[place], len(draft.tokens[place])
-            asked = drafter.asked[place] if self._sure and drafter else 0
-            sure = self._sure[place] if self._sure else ()
-            if drafted or sure or self.lookups:
-                noise, verdict = noise_of(decodes[place].request), verdicts[place]
-                self._chooser.judged(
-                    Judged(known, known.found, known.taken, drafted, verdict, noise, asked, sure)
-                )
-        if drafter is not None:
-            drafter.observe(decodes, self._asked, draft, verdicts)
+        requests, found, taken = self._asked, list[list[Part]](), list[int]()
+        if self.lookups:  # they find others in the next round
+            found = [known.found for known in requests]
+            taken = [known.taken for known in requests]
+        asked = self._drafter.asked if self._drafter else ()
+        self._chooser.judged(
+            Judged(
+                self._rounds,
+                requests,
+                found,
+                taken,
+                draft.tokens,
+                verdicts,
+                asked,
+                self._sure or (),
+            )
+        )
+        if self._drafter is not None:
+            self._drafter.observe(decodes, requests, draft, verdicts)
 
     def finished(self, request: Request) -> None:
         self._chooser.written(request)

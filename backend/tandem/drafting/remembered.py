@@ -11,11 +11,11 @@ from tandem.drafting.costs import Load
 from tandem.drafting.gains import Gains, Records
 from tandem.drafting.lengths import Option, Outlook
 from tandem.drafting.parts import Part
+from tandem.verification.judging import GREEDY
 
 PLANNED_FOR = 8  # rounds that first outlooks hold, and...
 ALL_FADES = 256  # rounds, behind which nothing counts any more
 ALIKE = 0.75  # times as many requests
-LOOKS = 2  # requests a round, that are learnt from where a model drafts for all
 MOST_PLANNED_FOR = 32  # ... later ones: what they rest on changes ever more slowly
 IDLE_FOR = 4  # times as many rounds as drafts, that none are planned for: nothing is learnt then
 NOBODY = Load(0)
@@ -26,16 +26,9 @@ def alike(batch: int, other: int) -> bool:
     return ALIKE * max(batch, other) <= min(batch, other)
 
 
-def looks_apart(batch: int) -> int:
-    """Rounds from one look at what a request's drafts by a model have become to the next: all that
-    is done for requests grows with their number, but what is learnt in a round need not."""
-    return -(-batch // LOOKS)
-
-
-def held(rounds: int, apart: int) -> int:
-    """Rounds that hold what is planned for so many, where there are so many from one look at a
-    request to the next."""
-    return min(MOST_PLANNED_FOR, max(rounds, PLANNED_FOR * apart))
+def held(rounds: int, batch: int) -> int:
+    """Rounds that hold what is planned for so many requests: making it takes longer for many."""
+    return min(MOST_PLANNED_FOR, max(rounds, batch))
 
 
 class Choice(NamedTuple):
@@ -58,6 +51,8 @@ class Known:
     """What was learnt of its drafts, by method."""
     only: int | None = None
     """The one method that may draft for it; None: any."""
+    noise: int = GREEDY
+    """How its tokens are drawn."""
     found: list[Part] = field(default_factory=list)
     """What each lookup found for it in this round."""
     taken: int = 0
@@ -76,17 +71,15 @@ class Known:
     """The round up to which the model's drafts have faded, and..."""
     drafts: int = 0
     """... how many there were since then."""
-    planned: int = 0
-    """The round in which the agenda was made that it is part of, ..."""
     room: int = 0
-    """... its lookahead when it became so, and..."""
+    """Its lookahead when it became part of the agenda, and..."""
     wish: int = 0
     """... tokens that the model is to draft for it, where there is room."""
 
-    def begin(self, load: Load, now: int, apart: int) -> None:
-        """Anew in this round. apart: as in `held`."""
+    def begin(self, load: Load, now: int) -> None:
+        """Anew in this round."""
         self.outlooks, self.choices = {}, {}
-        self.load, self.until = load, now + held(self.rounds, apart)
+        self.load, self.until = load, now + held(self.rounds, load.requests)
         self.rounds = min(2 * self.rounds, MOST_PLANNED_FOR)
 
     def fade(self, now: int) -> None:
@@ -98,16 +91,20 @@ class Known:
 
 
 class Judged(NamedTuple):
-    """One request's drafts of a round, and what became of them."""
+    """A round's drafts, and what became of them."""
 
-    known: Known
-    found: list[Part]
-    taken: int
-    drafted: int
-    verdict: Verdict
-    noise: int
-    """How the request's tokens are drawn."""
-    asked: int
-    """Tokens that the model was asked for."""
-    sure: Sequence[float]
-    """As in `Draft`, of the model."""
+    now: int
+    """The round."""
+    requests: Sequence[Known]
+    found: Sequence[list[Part]]
+    """What lookups found for each; nothing where there are none."""
+    taken: Sequence[int]
+    """The method whose draft was verified, of each."""
+    tokens: Sequence[list[int]]
+    """Drafted, of each, ..."""
+    verdicts: Sequence[Verdict]
+    """... and what became of them."""
+    asked: Sequence[int]
+    """Tokens that the model was asked for, and..."""
+    sure: Sequence[Sequence[float]]
+    """... what it was sure of, as in `Draft`; nothing where it does not look at that."""
