@@ -51,8 +51,9 @@ class RandomTrees(Proposer):
             parents.append(parent)
         return tokens, parents
 
-    def observe(self, request, drafted, verdict):
-        self.jumps += verdict.path != list(range(1, len(verdict.path) + 1))
+    def observe(self, decodes, draft, verdicts):
+        for _, verdict in zip(decodes, verdicts, strict=False):
+            self.jumps += verdict.path != list(range(1, len(verdict.path) + 1))
 
 
 class Reading:

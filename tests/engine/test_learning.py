@@ -1,0 +1,150 @@
+"""What a mixture learns from, where many requests draft at once."""
+
+import pytest
+
+from tandem.drafting import Verdict, choosing
+from tandem.drafting.choosing import LOOKS, OWN, Chooser, Method, about
+from tandem.drafting.costs import Load
+from tandem.drafting.remembered import MOST_PLANNED_FOR, PLANNED_FOR, Judged, Known, held
+from tandem.scheduler import Decode
+from tests.engine.builders import make_request
+from tests.engine.policy_world import LONGEST, RIGHT, Guess, World, of_a_model
+
+BATCH = 8
+
+
+@pytest.fixture
+def chooser():
+    """Of a model alone."""
+    world = World()
+    methods = [Method("model", Guess(world, 0.5, level_s=0.1), False)]
+    return Chooser(methods, LONGEST, world.costs(), lambda request: 0)
+
+
+def judged(now, requests, kept, drafted=1):
+    """A round in which of each request's draft so many tokens were kept."""
+    verdicts = [Verdict(list(range(1, n + 1)), [RIGHT] * (n + 1)) for n in kept]
+    tokens = [[RIGHT] * drafted for _ in requests]
+    return Judged(now, requests, [], [], tokens, verdicts, [drafted] * len(requests), [])
+
+
+def known_ones(count=BATCH):
+    return [Known([{}]) for _ in range(count)]
+
+
+def first_chance(chooser, own):
+    return chooser._gains[0].expected(own, LONGEST)[0]
+
+
+@pytest.mark.parametrize("good", [0, 1])
+def test_each_request_has_its_own_to_learn_from_and_all_of_them_judge_the_model(chooser, good):
+    """Those at every second place are right, the others never."""
+    requests = known_ones()
+    kept = [place % 2 == good for place in range(BATCH)]
+    for now in range(400):
+        chooser.judged(judged(now, requests, kept))
+    chooser._learn()
+    own = [first_chance(chooser, known.gains[0]) for known in requests]
+    assert [chance > 0.7 for chance in own] == kept
+    assert [chance < 0.3 for chance in own] == [not one for one in kept]
+    assert first_chance(chooser, {}) == pytest.approx(0.5, abs=0.1)
+
+
+@pytest.mark.parametrize("batch", [1, LOOKS, BATCH])
+def test_the_model_is_judged_by_few_of_many(chooser, batch):
+    for now in range(100):
+        chooser.judged(judged(now, known_ones(batch), [1] * batch))
+    chooser._learn()
+    (record,) = chooser._gains[0]._all.values()
+    assert record.drafts == 100 * min(batch, LOOKS)
+
+
+def test_a_request_is_like_others_until_it_has_drafts_of_its_own(chooser, monkeypatch):
+    looked = []
+    look = Chooser._look_ahead
+
+    def watched(self, place, known, count, reading):
+        looked.append(known)
+        return look(self, place, known, count, reading)
+
+    monkeypatch.setattr(Chooser, "_look_ahead", watched)
+    requests = known_ones()
+
+    def choose(now):
+        looked.clear()
+        for known in requests:
+            known.until = 0
+            decode = Decode(make_request([1, 2]), LONGEST)
+            chooser.choose(decode, known, Load(BATCH), now)
+
+    choose(now=1)
+    assert len(looked) == 1
+    for now in range(2, 2 + OWN):
+        choose(now)
+        assert not looked
+        chooser.judged(judged(now, requests, [1] * BATCH))
+    choose(now=2 + PLANNED_FOR)  # now it is learnt
+    assert looked == requests
+
+
+def test_it_is_learnt_now_and_then(chooser, monkeypatch):
+    learnt = []
+    learn = choosing.Chooser._learn
+
+    def watched(self):
+        learnt.append(len(self._judged))
+        learn(self)
+
+    monkeypatch.setattr(choosing.Chooser, "_learn", watched)
+    for now in range(1, 1 + 4 * PLANNED_FOR):
+        known = Known([{}])  # whose outlook is made anew
+        chooser.choose(Decode(make_request([1, 2]), LONGEST), known, Load(1), now)
+        chooser.judged(judged(now, [known], [1]))
+    assert learnt == [0, PLANNED_FOR, PLANNED_FOR, PLANNED_FOR]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "batch", "holds"),
+    [(8, 1, 8), (8, 8, 8), (8, 20, 20), (16, 9, 16), (8, 100, MOST_PLANNED_FOR)],
+)
+def test_plans_for_more_requests_hold_longer(rounds, batch, holds):
+    assert held(rounds, batch) == holds
+
+
+def test_few_numbers_stand_for_all():
+    numbers = [1e-6 * 1.01**step for step in range(1000)]
+    assert all(abs(about(one) / one - 1) < 0.1 for one in numbers)
+    assert len({about(one) for one in numbers}) < 62
+
+
+def test_a_round_behind_some_that_were_not_timed_shows_nothing():
+    """Who has come or gone in them is not known."""
+    world = World()
+    mixture = of_a_model(world, Guess(world, 0.8, level_s=0.1))
+    requests = [make_request([1, 2]) for _ in range(BATCH)]
+    told, ended = [], mixture.watch.ended
+
+    def watched(begun, rows, seconds):
+        shows = ended(begun, rows, seconds)
+        told.append((begun.follows, shows))
+        return shows
+
+    mixture.watch.ended = watched
+    world.run(mixture, BATCH, LONGEST, 100, requests)
+    assert (True, True) in told
+    assert (False, False) in told
+    assert (False, True) not in told
+
+
+@pytest.mark.parametrize("count", [BATCH - 1, BATCH])
+def test_where_requests_come_and_go_most_rounds_are_not_timed_either(count):
+    world = World()
+    mixture = of_a_model(world, Guess(world, 0.8, level_s=0.1))
+    requests = [make_request([1, 2]) for _ in range(BATCH)]
+    timed, ended = [], mixture.watch.ended
+    mixture.watch.ended = lambda *of: timed.append(of) or ended(*of)
+    for _ in range(60):
+        requests = [*requests[1:], make_request([1, 2])]
+        world.run(mixture, count, LONGEST, 1, requests[:count])
+        world.run(mixture, BATCH, LONGEST, 2, requests)
+    assert 10 < len(timed) < 100
