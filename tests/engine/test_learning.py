@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem.drafting import Verdict, choosing
+from tandem.drafting import Verdict
 from tandem.drafting.choosing import LOOKS, OWN, Chooser, Method, about
 from tandem.drafting.costs import Load
 from tandem.drafting.remembered import MOST_PLANNED_FOR, PLANNED_FOR, Judged, Known, held
@@ -43,7 +43,7 @@ def test_each_request_has_its_own_to_learn_from_and_all_of_them_judge_the_model(
     kept = [place % 2 == good for place in range(BATCH)]
     for now in range(400):
         chooser.judged(judged(now, requests, kept))
-    chooser._learn()
+    chooser.learn(now)
     own = [first_chance(chooser, known.gains[0]) for known in requests]
     assert [chance > 0.7 for chance in own] == kept
     assert [chance < 0.3 for chance in own] == [not one for one in kept]
@@ -54,18 +54,46 @@ def test_each_request_has_its_own_to_learn_from_and_all_of_them_judge_the_model(
 def test_the_model_is_judged_by_few_of_many(chooser, batch):
     for now in range(100):
         chooser.judged(judged(now, known_ones(batch), [1] * batch))
-    chooser._learn()
+    chooser.learn(now)
     (record,) = chooser._gains[0]._all.values()
     assert record.drafts == 100 * min(batch, LOOKS)
+
+
+@pytest.mark.parametrize("place", range(BATCH))
+def test_one_that_alone_has_a_draft_tells_of_the_model(chooser, place):
+    """As where the model is but tried."""
+    tokens = [[RIGHT] if one == place else [] for one in range(BATCH)]
+    round_ = judged(3, known_ones(), [one == place for one in range(BATCH)])
+    chooser.judged(round_._replace(tokens=tokens))
+    chooser.learn(4)
+    (record,) = chooser._gains[0]._all.values()
+    assert record.drafts == 1
+
+
+def test_however_long_nothing_is_chosen_anew_little_is_left_to_learn(chooser):
+    for now in range(100):
+        chooser.judged(judged(now, known_ones(), [1] * BATCH))
+        assert len(chooser._judged) < PLANNED_FOR
+
+
+def test_nothing_is_kept_of_a_request_that_has_written_all():
+    world = World()
+    mixture = of_a_model(world, Guess(world, 0.8, level_s=0.1))
+    requests = [make_request([1, 2]) for _ in range(BATCH)]
+    world.run(mixture, BATCH, LONGEST, 1, requests)
+    mixture.finished(requests[0])
+    assert requests[0] not in mixture._agenda.known
+    world.run(mixture, BATCH, LONGEST, 1, [*requests[1:], make_request([1, 2])])
+    assert len(mixture._agenda.known) == BATCH
 
 
 def test_a_request_is_like_others_until_it_has_drafts_of_its_own(chooser, monkeypatch):
     looked = []
     look = Chooser._look_ahead
 
-    def watched(self, place, known, count, reading):
-        looked.append(known)
-        return look(self, place, known, count, reading)
+    def watched(self, place, own, *of):
+        looked.append(own)
+        return look(self, place, own, *of)
 
     monkeypatch.setattr(Chooser, "_look_ahead", watched)
     requests = known_ones()
@@ -84,23 +112,23 @@ def test_a_request_is_like_others_until_it_has_drafts_of_its_own(chooser, monkey
         assert not looked
         chooser.judged(judged(now, requests, [1] * BATCH))
     choose(now=2 + PLANNED_FOR)  # now it is learnt
-    assert looked == requests
+    assert looked == [known.gains[0] for known in requests]
 
 
 def test_it_is_learnt_now_and_then(chooser, monkeypatch):
     learnt = []
-    learn = choosing.Chooser._learn
+    learn = Chooser.learn
 
-    def watched(self):
+    def watched(self, now):
         learnt.append(len(self._judged))
-        learn(self)
+        learn(self, now)
 
-    monkeypatch.setattr(choosing.Chooser, "_learn", watched)
+    monkeypatch.setattr(Chooser, "learn", watched)
     for now in range(1, 1 + 4 * PLANNED_FOR):
         known = Known([{}])  # whose outlook is made anew
         chooser.choose(Decode(make_request([1, 2]), LONGEST), known, Load(1), now)
         chooser.judged(judged(now, [known], [1]))
-    assert learnt == [0, PLANNED_FOR, PLANNED_FOR, PLANNED_FOR]
+    assert learnt == [0] + 4 * [PLANNED_FOR]
 
 
 @pytest.mark.parametrize(

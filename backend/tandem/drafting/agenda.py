@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tandem.drafting import Draft
 from tandem.drafting.lengths import Plan
-from tandem.drafting.parts import Part
+from tandem.drafting.parts import NOTHING, Part
 from tandem.drafting.remembered import (
     IDLE_FOR,
     MOST_PLANNED_FOR,
@@ -59,17 +59,17 @@ class Further(NamedTuple):
 
 
 class Agenda(NamedTuple):
-    """What is to be drafted in some rounds. What these are to the requests stands in `Known`, so
-    that in each round those that are there are gone through once."""
+    """What is to be drafted in some rounds. What is wanted for a request stands in its `Known`, so
+    that little is gathered anew in each."""
 
     decodes: list[Decode]
-    """Of the last round, ..."""
+    """Of the last round; where it drafts, ..."""
     requests: list[Known]
     """... what is known of them, and..."""
     asked: list[int]
     """... tokens that the model is to draft for each, at most."""
     known: dict[Request, Known]
-    """Of all for whom it was made or who have come since."""
+    """Of those for whom it was made or who have come since, and have not written all they will."""
     parts: list[Part]
     """What lookups are to draft for each, where there are any: it holds for one round."""
     plan: Plan
@@ -140,14 +140,13 @@ class Agenda(NamedTuple):
         self,
         decodes: Sequence[Decode],
         now: int,
-        known_of: Callable[[Request], Known],
-        choose: Callable[[Decode, Known], Choice],
+        join: Callable[[Sequence[Decode], Decode], tuple[Known, Choice]],
     ) -> Agenda | None:
         """The same where some requests have gone, others have come, or they have other room for
         drafts, as they do near their ends; None where nobody is left, far more or fewer than it was
         made for are there with some that have come, or one has more room. (Where one of few goes,
         the next mostly comes a round later, and then they are as many as before.) now: this round;
-        choose: for those that have come."""
+        join: for one of them that has come."""
         if decodes == self.decodes:
             return self
         came = [one for one in decodes if one.request not in self.known]
@@ -155,13 +154,14 @@ class Agenda(NamedTuple):
         if len(came) == len(decodes) or (came and others):
             return None
         for one in came:
-            known = self.known[one.request] = known_of(one.request)
-            self._join(one, known, choose(one, known))
-        requests = [self.known[one.request] for one in decodes]
-        both = list(zip(decodes, requests, strict=True))
-        if any(one.lookahead > known.room for one, known in both):
-            return None
-        asked = [min(known.wish, one.lookahead) for one, known in both]
+            self._join(one, *join(decodes, one))
+        requests, asked = list[Known](), list[int]()
+        for request, room in decodes:
+            known = self.known[request]
+            if room > known.room:
+                return None
+            requests.append(known)
+            asked.append(min(known.wish, room))
         rest = self._replace(decodes=list(decodes), requests=requests, asked=asked)
         if not (came or others):
             return rest
@@ -173,3 +173,14 @@ class Agenda(NamedTuple):
         by_model, length = choice.option.by_model, self.plan.joined(choice.option)
         wish = self.further.of(length) if by_model else 0
         known.room, known.wish = decode.lookahead, wish
+        self.known[decode.request] = known
+
+
+def found_parts(
+    requests: Sequence[Known], choices: Sequence[Choice], lengths: Sequence[int]
+) -> list[Part]:
+    """What lookups draft; nothing where the model is to."""
+    return [
+        known.found[choice.place].cut(length) if choice.place < len(known.found) else NOTHING
+        for known, choice, length in zip(requests, choices, lengths, strict=True)
+    ]

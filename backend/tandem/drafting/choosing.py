@@ -10,7 +10,7 @@ from tandem.drafting import Proposer
 from tandem.drafting.agenda import Further
 from tandem.drafting.between import averaged
 from tandem.drafting.costs import Load, RoundCosts
-from tandem.drafting.gains import Gains
+from tandem.drafting.gains import Gains, Records
 from tandem.drafting.lengths import (
     NOTHING_TAKEN,
     Option,
@@ -87,8 +87,10 @@ class Chooser:
         """... up to this round."""
 
     def judged(self, one: Judged) -> None:
-        """To be learnt from, before the next choice that is made anew."""
+        """To be learnt from, some rounds together."""
         self._judged.append(one)
+        if len(self._judged) >= PLANNED_FOR:
+            self.learn(one.now + 1)
 
     def written(self, request: Request) -> None:
         """All it will."""
@@ -107,8 +109,7 @@ class Chooser:
             self._usual_until = now + held(PLANNED_FOR, load.requests)
         if known.until <= now or not alike(known.load.requests, load.requests):
             if now >= self._learns_at:
-                self._learn()
-                self._learns_at = now + PLANNED_FOR
+                self.learn(now)
             if not self._methods[-1].is_lookup:
                 known.fade(now)
             known.begin(load, now)
@@ -156,18 +157,21 @@ class Chooser:
             reading = reading and about(reading / self._to_write(request))
         own = known.gains[place].get(size)
         if own is not None and own.drafts >= OWN:
-            return self._look_ahead(place, known, count, reading)
+            return self._look_ahead(place, known.gains[place], known.load, count, reading)
         key = place, size, known.load.requests, reading
         if key not in self._usual:
-            self._usual[key] = self._look_ahead(place, known, count, reading)
+            self._usual[key] = self._look_ahead(place, {}, known.load, count, reading)
         return self._usual[key]
 
-    def _look_ahead(self, place: int, known: Known, count: int, reading: float) -> Outlook:
-        """reading: seconds in which the model catches up with the request's text, for each token
-        that it is expected to write: these bear them."""
-        batch, costs = known.load.requests, self._costs
-        seconds = costs.rounds(known.load, batch * (1 + self._longest))
-        gains = self._gains[place].expected(known.gains[place], count)
+    def _look_ahead(
+        self, place: int, own: Records, load: Load, count: int, reading: float
+    ) -> Outlook:
+        """own: what was learnt of the request; load: of the batch; reading: seconds in which the
+        model catches up with the request's text, for each token that it is expected to write: these
+        bear them."""
+        batch, costs = load.requests, self._costs
+        seconds = costs.rounds(load, batch * (1 + self._longest))
+        gains = self._gains[place].expected(own, count)
         if self._methods[place].is_lookup:
             return outlook(seconds, batch, gains, slack=SLACK)
         confidence = self._methods[place].proposer.confidence
@@ -213,14 +217,15 @@ class Chooser:
         a_level = (drafts[levels] - drafts[1]) / (levels - 1)
         return rate * (a_row + a_level / len(lengths))
 
-    def _learn(self) -> None:
-        """From what was judged since the last time: seldom, for behind a pass each line is slow."""
+    def learn(self, now: int) -> None:
+        """From what was judged since the last time: seldom, for behind a pass each line is slow.
+        now: this round."""
         for one in self._judged:
             if one.found:
                 self._learn_of_lookups(one)
             if not self._methods[-1].is_lookup:
                 self._learn_of_model(one)
-        self._judged = []
+        self._judged, self._learns_at = [], now + PLANNED_FOR
 
     def _learn_of_lookups(self, one: Judged) -> None:
         """All that they found is judged by what the text became."""
@@ -239,13 +244,12 @@ class Chooser:
         itself judged by some, in turns."""
         model, proposer = len(self._methods) - 1, self._methods[-1].proposer
         longest, confidence = min(self._longest, proposer.longest), proposer.confidence
-        apart = 1 if one.found else -(-len(one.requests) // LOOKS)
-        for place, known in enumerate(one.requests):
-            drafted, path = len(one.tokens[place]), one.verdicts[place].path
-            sure = one.sure[place] if one.sure else ()
-            if (one.taken and one.taken[place] != model) or not (drafted or sure):
-                continue
-            shared, beyond = (place + one.now) % apart == 0, NO_MORE
+        drew = [place for place in range(len(one.requests)) if one.drew(place, model)]
+        apart = 1 if one.found else -(-len(drew) // LOOKS)
+        for turn, place in enumerate(drew, one.now):
+            known, drafted = one.requests[place], len(one.tokens[place])
+            path, sure = one.verdicts[place].path, one.sure[place] if one.sure else ()
+            shared, beyond = turn % apart == 0, NO_MORE
             if confidence is not None and sure:
                 asked = one.asked[place]
                 if len(sure) > drafted:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from tandem.drafting import Computed, Draft, Proposer, Verdict
-from tandem.drafting.agenda import Agenda, Plans
+from tandem.drafting.agenda import Agenda, Plans, found_parts
 from tandem.drafting.choosing import Chooser, Method
 from tandem.drafting.costs import Load, RoundCosts
 from tandem.drafting.drafter import Drafter
@@ -48,16 +48,6 @@ NO_DRAFT = Draft([])
 
 def _load_of(decodes: Sequence[Decode]) -> Load:
     return Load(len(decodes), sum([decode.request.computed for decode in decodes]))
-
-
-def _found(
-    requests: Sequence[Known], choices: Sequence[Choice], lengths: Sequence[int]
-) -> list[Part]:
-    """What lookups draft; nothing where the model is to."""
-    return [
-        known.found[choice.place].cut(length) if choice.place < len(known.found) else NOTHING
-        for known, choice, length in zip(requests, choices, lengths, strict=True)
-    ]
 
 
 class MixtureProposer(Proposer):
@@ -91,7 +81,7 @@ class MixtureProposer(Proposer):
         self._pauses = Pauses()
         self._asked: Sequence[Known] = ()
         """For whom a method was asked for a draft in the round under way, and..."""
-        self._sure: list[Sequence[float]] | None = None
+        self._sure: Sequence[Sequence[float]] = ()
         """... what the model was sure of, as in `Draft`."""
         self._requests = Notes[Known]()
         self._agenda: Agenda | None = None
@@ -102,7 +92,7 @@ class MixtureProposer(Proposer):
     # -- drafting ------------------------------------------------------------------------------
 
     def propose(self, decodes: Sequence[Decode], alone: bool = False) -> Draft:
-        self._round, self._asked, self._sure = None, (), None
+        self._round, self._asked, self._sure = None, (), ()
         if not decodes:
             self._agenda = None  # nothing is kept of requests that have gone
             return Draft([])
@@ -170,12 +160,12 @@ class MixtureProposer(Proposer):
         """For these; None where it does not hold."""
         if agenda.idle is not None:
             return agenda.idle_for(decodes, self._rounds)
-        return agenda.carried_on(
-            decodes,
-            self._rounds,
-            self._known,
-            lambda one, known: self._chooser.choose(one, known, _load_of(decodes), self._rounds),
-        )
+        return agenda.carried_on(decodes, self._rounds, self._joined)
+
+    def _joined(self, decodes: Sequence[Decode], came: Decode) -> tuple[Known, Choice]:
+        """What is known of a request that has come to others, and its method."""
+        known = self._known(came.request)
+        return known, self._chooser.choose(came, known, _load_of(decodes), self._rounds)
 
     def _pauses_for(self, decodes: Sequence[Decode]) -> bool:
         """Whether lookups are not asked in this round: there is no room for any draft, or they did
@@ -189,6 +179,7 @@ class MixtureProposer(Proposer):
         if self._pauses.renews:
             for decode in decodes:
                 self._known(decode.request).until = self._rounds
+            self._chooser.learn(self._rounds)
         agenda = self._make_agenda(decodes, PLANNED_FOR)
         took, first = self.watch.clock() - began, decodes[0].request.id
         self._pauses.asked(self._rounds, len(decodes), first, agenda.saves, took)
@@ -228,7 +219,7 @@ class MixtureProposer(Proposer):
             requests,
             asked,
             {one.request: known for one, known in zip(decodes, requests, strict=True)},
-            _found(requests, choices, plan.lengths),
+            found_parts(requests, choices, plan.lengths),
             plan,
             gains,
             further,
@@ -272,7 +263,7 @@ class MixtureProposer(Proposer):
             assert self._drafter is not None
             ask = self._drafter.probe if agenda.probing else self._drafter.draft
             guessed = ask(agenda, parts, alone, self._rounds)
-            self._sure = guessed.sure
+            self._sure = guessed.sure or ()
         if agenda.probing:
             self._agenda = None  # once
         if by_model and not self.lookups:  # nobody else's are among them
@@ -307,24 +298,18 @@ class MixtureProposer(Proposer):
         if self.lookups:  # they find others in the next round
             found = [known.found for known in requests]
             taken = [known.taken for known in requests]
-        asked = self._drafter.asked if self._drafter else ()
-        self._chooser.judged(
-            Judged(
-                self._rounds,
-                requests,
-                found,
-                taken,
-                draft.tokens,
-                verdicts,
-                asked,
-                self._sure or (),
-            )
+        asked = self._drafter.asked if self._drafter and self._sure else ()
+        one = Judged(
+            self._rounds, requests, found, taken, draft.tokens, verdicts, asked, self._sure
         )
+        self._chooser.judged(one)
         if self._drafter is not None:
             self._drafter.observe(decodes, requests, draft, verdicts)
 
     def finished(self, request: Request) -> None:
         self._chooser.written(request)
+        if self._agenda is not None:
+            self._agenda.known.pop(request, None)
         for method in self._methods:
             method.proposer.finished(request)
 

@@ -13,7 +13,7 @@ from tandem.drafting.lengths import Option, Outlook
 from tandem.drafting.parts import Part
 from tandem.verification.judging import GREEDY
 
-PLANNED_FOR = 8  # rounds that first outlooks hold, and...
+PLANNED_FOR = 8  # rounds that first outlooks hold for few requests, and...
 ALL_FADES = 256  # rounds, behind which nothing counts any more
 ALIKE = 0.75  # times as many requests
 MOST_PLANNED_FOR = 32  # ... later ones: what they rest on changes ever more slowly
@@ -108,3 +108,9 @@ class Judged(NamedTuple):
     """Tokens that the model was asked for, and..."""
     sure: Sequence[Sequence[float]]
     """... what it was sure of, as in `Draft`; nothing where it does not look at that."""
+
+    def drew(self, place: int, method: int) -> bool:
+        """Whether this method drafted for one of them, or looked and was not sure enough."""
+        if self.taken and self.taken[place] != method:
+            return False
+        return bool(self.tokens[place] or (self.sure and self.sure[place]))

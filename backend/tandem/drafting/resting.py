@@ -53,8 +53,8 @@ class Rests:
 
 
 class Naps:
-    """Of the rounds in which what is drafted is planned already, or nothing is, most are neither
-    timed nor learnt from: behind a pass each line is slow."""
+    """Of the rounds in which what is drafted is planned already, or nothing is, most are not timed:
+    behind a pass each line is slow."""
 
     def __init__(self) -> None:
         self._awake = self._asleep = 0

@@ -51,7 +51,8 @@ class _Round(NamedTuple):
     """Whether its pass did nothing but verify: one that read prompts says nothing of others."""
     usual: bool
     """Whether what it took is what such rounds take: behind a request that has come or gone the
-    processor is at work for it too, whatever is drafted."""
+    processor is at work for it too, whatever is drafted; behind rounds that were not timed, that is
+    not known."""
     shows: bool
     """Whether its pass shows what such passes take."""
     seconds: float
