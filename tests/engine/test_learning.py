@@ -176,3 +176,41 @@ def test_where_requests_come_and_go_most_rounds_are_not_timed_either(count):
         world.run(mixture, count, LONGEST, 1, requests[:count])
         world.run(mixture, BATCH, LONGEST, 2, requests)
     assert 10 < len(timed) < 100
+
+
+@pytest.mark.parametrize(("drafts", "own"), [(OWN - 1, False), (OWN, True)])
+def test_few_drafts_of_its_own_tell_less_than_those_of_others(chooser, drafts, own):
+    known = Known([{}])
+    for now in range(1, 1 + drafts):
+        chooser.judged(judged(now, [known], [1]))
+    chooser.learn(2)
+    chooser.choose(Decode(make_request([1, 2]), LONGEST), known, Load(BATCH), 3)
+    assert bool(chooser._usual) != own
+
+
+def test_a_draft_in_each_round_keeps_what_is_known_from_fading():
+    world = World()
+    mixture = of_a_model(world, Guess(world, 0.8, level_s=0.1))
+    requests = [make_request([1, 2]) for _ in range(BATCH)]
+    world.run(mixture, BATCH, LONGEST, 5, requests)
+    assert [mixture._requests[one].drafts for one in requests] == [5] * BATCH
+
+
+def test_how_sure_a_model_may_be_is_learnt_from_few_of_many():
+    world = World()
+    model = Guess(world, 0.8, level_s=0.1, sure=True)
+    mixture = of_a_model(world, model)
+    ended, told = model.confidence.ended, []
+    model.confidence.ended = lambda *of: told.append(of) or ended(*of)
+    world.run(mixture, BATCH, LONGEST, 100, [make_request([1, 2]) for _ in range(BATCH)])
+    assert 0 < len(told) <= 100 * LOOKS
+
+
+def test_less_room_for_one_is_no_other_plan():
+    world = World()
+    mixture = of_a_model(world, Guess(world, 0.8, level_s=0.1))
+    requests = [make_request([1, 2]) for _ in range(2)]
+    mixture.propose([Decode(one, LONGEST) for one in requests])
+    rounds, until = mixture._agenda.rounds, mixture._agenda.until
+    mixture.propose([Decode(requests[0], 1), Decode(requests[1], LONGEST)])
+    assert (mixture._agenda.rounds, mixture._agenda.until) == (rounds, until)
