@@ -18,7 +18,6 @@ from tandem.drafting.remembered import (
     alike,
     held,
 )
-from tandem.request import Request
 from tandem.scheduler import Decode
 
 
@@ -53,9 +52,11 @@ class Further(NamedTuple):
     longest: int
     """Most tokens of a draft."""
 
-    def of(self, length: int) -> int:
-        """Of a draft for which so many tokens are planned."""
-        return min(ceil(self.times * length), self.longest)
+    def want(self, decode: Decode, known: Known, choice: Choice, length: int) -> None:
+        """Notes what is wanted for a request: of a draft for which so many tokens are planned."""
+        known.room, known.wish = decode.lookahead, 0
+        if choice.option.by_model:
+            known.wish = min(ceil(self.times * length), self.longest)
 
 
 class Agenda(NamedTuple):
@@ -68,8 +69,6 @@ class Agenda(NamedTuple):
     """... what is known of them, and..."""
     asked: list[int]
     """... tokens that the model is to draft for each, at most."""
-    known: dict[Request, Known]
-    """Of those for whom it was made or who have come since, and have not written all they will."""
     parts: list[Part]
     """What lookups are to draft for each, where there are any: it holds for one round."""
     plan: Plan
@@ -149,15 +148,18 @@ class Agenda(NamedTuple):
         join: for one of them that has come."""
         if decodes == self.decodes:
             return self
-        came = [one for one in decodes if one.request not in self.known]
+        mine = {one.request: known for one, known in zip(self.decodes, self.requests, strict=True)}
+        came = [one for one in decodes if one.request not in mine]
         others = not alike(self.batch, len(decodes))
         if len(came) == len(decodes) or (came and others):
             return None
         for one in came:
-            self._join(one, *join(decodes, one))
+            known, choice = join(decodes, one)
+            self.further.want(one, known, choice, self.plan.joined(choice.option))
+            mine[one.request] = known
         requests, asked = list[Known](), list[int]()
         for request, room in decodes:
-            known = self.known[request]
+            known = mine[request]
             if room > known.room:
                 return None
             requests.append(known)
@@ -167,13 +169,6 @@ class Agenda(NamedTuple):
             return rest
         until = min(self.until, now + held(PLANNED_FOR, self.batch))
         return rest._replace(rounds=PLANNED_FOR // 2, until=until)
-
-    def _join(self, decode: Decode, known: Known, choice: Choice) -> None:
-        """One that has come."""
-        by_model, length = choice.option.by_model, self.plan.joined(choice.option)
-        wish = self.further.of(length) if by_model else 0
-        known.room, known.wish = decode.lookahead, wish
-        self.known[decode.request] = known
 
 
 def found_parts(

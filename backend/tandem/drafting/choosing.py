@@ -76,9 +76,9 @@ class Chooser:
         self._unread = unread
         self._gains = [Gains(longest) for _ in methods]
         self._judged: list[Judged] = []
-        """What is still to be learnt, ..."""
+        """What is still to be learnt: when it has become much, or from..."""
         self._learns_at = 0
-        """... not before this round."""
+        """... this round on, as soon as something is chosen anew."""
         self._may_write = MAY_WRITE
         self._usual: dict[tuple[int, int, int, float], Outlook] = {}
         """Of requests of which little is known, by method, size of the draft, batch, and seconds

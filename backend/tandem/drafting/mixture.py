@@ -199,11 +199,11 @@ class MixtureProposer(Proposer):
         ]
         plan = self._plan(choices, load)
         further, gains = self._chooser.further(self.longest), list[float]()
-        for known, choice, length, decode in zip(
-            requests, choices, plan.lengths, decodes, strict=True
+        for decode, known, choice, length in zip(
+            decodes, requests, choices, plan.lengths, strict=True
         ):
-            known.taken, known.room = choice.place, decode.lookahead
-            known.wish = further.of(length) if choice.option.by_model else 0
+            known.taken = choice.place
+            further.want(decode, known, choice, length)
             gains.append(sum(choice.option.gains[:length]))
         asked = [
             min(known.wish, one.lookahead) for one, known in zip(decodes, requests, strict=True)
@@ -218,7 +218,6 @@ class MixtureProposer(Proposer):
             list(decodes),
             requests,
             asked,
-            {one.request: known for one, known in zip(decodes, requests, strict=True)},
             found_parts(requests, choices, plan.lengths),
             plan,
             gains,
@@ -308,8 +307,6 @@ class MixtureProposer(Proposer):
 
     def finished(self, request: Request) -> None:
         self._chooser.written(request)
-        if self._agenda is not None:
-            self._agenda.known.pop(request, None)
         for method in self._methods:
             method.proposer.finished(request)
 
