@@ -7,7 +7,9 @@ import pytest
 from tandem.drafting import Verdict
 from tandem.drafting.choosing import LOOKS, OWN, Chooser, Method, about
 from tandem.drafting.costs import Load
+from tandem.drafting.mixture import MixtureProposer
 from tandem.drafting.remembered import MOST_PLANNED_FOR, PLANNED_FOR, Judged, Known, held
+from tandem.drafting.resting import LEARNT_FOR
 from tandem.scheduler import Decode
 from tests.engine.builders import make_request
 from tests.engine.policy_world import LONGEST, RIGHT, Guess, World, of_a_model
@@ -216,3 +218,17 @@ def test_less_room_for_one_is_no_other_plan():
     rounds, until = mixture._agenda.rounds, mixture._agenda.until
     mixture.propose([Decode(requests[0], 1), Decode(requests[1], LONGEST)])
     assert (mixture._agenda.rounds, mixture._agenda.until) == (rounds, until)
+
+
+def test_before_it_is_judged_whether_lookups_pay_all_is_learnt():
+    """However short it is since the last time."""
+    world = World()
+    methods = [Method("lookup", Guess(world, 0.9), True)]
+    mixture = MixtureProposer(methods, LONGEST, world.costs(), clock=world.clock)
+    requests = [make_request([1, 2])]
+    world.run(mixture, 1, LONGEST, 2, requests)
+    seen = len(mixture._chooser._judged)
+    mixture._pauses._asked = LEARNT_FOR
+    world.run(mixture, 1, LONGEST, 1, requests)
+    assert seen > 0
+    assert len(mixture._chooser._judged) == 1
