@@ -32,6 +32,23 @@ def test_exploring_takes_a_small_share_of_the_time_but_at_first():
     assert 0 < 3.0 * (len(probed) - FIRST_PROBES) <= EXPLORING * 2000 + 3
 
 
+class Timed:
+    """Rounds on a clock of their own."""
+
+    def __init__(self, costs):
+        self.now = 0.0
+        self.watch = Stopwatch(costs, lambda: self.now)
+        self.learn = self.watch.learn
+
+    def drafted(self, levels, seconds, read):
+        self.now += seconds
+        self.watch.drafted(levels, seconds, read)
+
+    def ended(self, begun, rows, seconds, beside=0.0):
+        self.now += seconds + beside
+        self.watch.ended(begun, rows, seconds)
+
+
 def test_what_rounds_take_between_their_passes_grows_with_the_requests():
     between = BetweenPasses()
     assert between.of(8) == between.besides(8) == 0.0
@@ -41,6 +58,16 @@ def test_what_rounds_take_between_their_passes_grows_with_the_requests():
     between.observe(64, 18.0, by_model=True)
     assert between.besides(64) == pytest.approx(9.0)
     assert between.besides(8) == pytest.approx(2.0)
+
+
+def test_a_round_that_took_no_longer_than_its_pass_teaches_nothing():
+    """Clocks are not exact: what is learnt behind it is not bound by nothing."""
+    costs = RoundCosts({1: 1.0, 64: 1.0})
+    rounds = Timed(costs)
+    for beside in (0.0, -0.1, 2.0, 2.0):
+        rounds.ended(Begun(Load(1), "a", False, 1), 1, 1.0, beside)
+    rounds.learn()
+    assert costs.between.of(1) == pytest.approx(2.0)
 
 
 def test_what_passes_take_is_learnt_from_their_average():
@@ -157,15 +184,28 @@ def test_a_longer_draft_is_expected_to_begin_but_once():
 
 def test_what_was_waited_for_between_requests_is_no_rounds_cost():
     costs = RoundCosts({1: 1.0, 64: 1.0})
-    now = iter(range(0, 1000, 10))
-    watch = Stopwatch(costs, lambda: float(next(now)))
+    rounds = Timed(costs)
     for first in ("a", "b", "c"):
-        watch.ended(Begun(Load(1), first, False, 1, watch.clock()), 1, 1.0)
-    watch.learn()
+        rounds.ended(Begun(Load(1), first, False, 1), 1, 1.0, beside=10.0)
+    rounds.learn()
     assert costs.between.of(1) == 0
-    watch.ended(Begun(Load(1), "c", False, 1, watch.clock()), 1, 1.0)
-    watch.learn()
+    rounds.ended(Begun(Load(1), "c", False, 1), 1, 1.0, beside=10.0)
+    rounds.learn()
     assert costs.between.of(1) == 10
+
+
+def test_all_that_a_round_takes_but_its_pass_and_its_draft_is_beside_them():
+    """Wherever in it: what is packed behind a draft counts as what is planned before it does."""
+    costs = RoundCosts({4: 1.0, 64: 1.0})
+    rounds = Timed(costs)
+    for _ in range(3):
+        rounds.ended(Begun(Load(4), "a", False, 4), 4, 5.0, beside=2.0)
+    for _ in range(3):
+        rounds.drafted([2] * 4, 7.0, read=0)
+        rounds.ended(Begun(Load(4), "a", True, 12), 12, 5.0, beside=3.0)
+    rounds.learn()
+    assert costs.between.of(4) == pytest.approx(2.0)
+    assert costs.between.besides(4) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
@@ -176,10 +216,10 @@ def test_the_first_pass_behind_a_draft_is_learnt_of_drafting_rounds_alone(by_mod
     """It finds in the caches what the draft has left there."""
     costs, seen = RoundCosts({1: 1.0, 64: 1.0}), []
     costs.observe_pass = lambda load, rows, seconds: seen.append(rows)
-    watch = Stopwatch(costs, lambda: 0.0)
+    rounds = Timed(costs)
     for drafts in by_model:
-        watch.ended(Begun(Load(1), "a", drafts, 1, 0.0), 1, 1.0)
-    watch.learn()
+        rounds.ended(Begun(Load(1), "a", drafts, 1), 1, 1.0)
+    rounds.learn()
     assert len(seen) == len(by_model)
     assert len([rows for rows in seen if rows]) == learnt
 
@@ -187,23 +227,23 @@ def test_the_first_pass_behind_a_draft_is_learnt_of_drafting_rounds_alone(by_mod
 def test_what_requests_that_come_and_go_take_is_no_rounds_cost():
     """A pass in which another process is busy with a request's end, and one that reads a prompt."""
     costs = RoundCosts({8: 4.0, 16: 8.0, 64: 32.0})
-    watch = Stopwatch(costs, lambda: 0.0)
+    rounds = Timed(costs)
     for _ in range(100):
         for requests, rows, seconds in ((16, 16, 8.0), (15, 15, 16.0), (15, 143, 60.0)):
-            watch.ended(Begun(Load(requests), "first", False, requests, 0.0), rows, seconds)
-        watch.ended(Begun(Load(16), "first", False, 16, 0.0), 16, 15.0)
-        watch.ended(Begun(Load(16), "first", False, 16, 0.0), 16, 8.0)
-    watch.learn()
+            rounds.ended(Begun(Load(requests), "first", False, requests), rows, seconds)
+        rounds.ended(Begun(Load(16), "first", False, 16), 16, 15.0)
+        rounds.ended(Begun(Load(16), "first", False, 16), 16, 8.0)
+    rounds.learn()
     assert costs.rounds(Load(16), 16)[16] == pytest.approx(8.0, rel=0.05)
 
 
 def test_a_draft_beside_requests_that_come_and_go_teaches_only_what_reading_takes():
     costs = RoundCosts({1: 1.0, 64: 1.0})
-    watch = Stopwatch(costs, lambda: 0.0)
+    rounds = Timed(costs)
     for requests, seconds, read in ((8, 1.0, 0), (8, 1.0, 0), (8, 21.0, 200), (7, 5.0, 0)):
-        watch.drafted([2] * requests, seconds, read)
-        watch.ended(Begun(Load(requests), "first", True, 3 * requests, 0.0), 3 * requests, 1.0)
-    watch.ended(Begun(Load(7), "first", False, 7, 0.0), 7, 1.0)  # for which nothing is drafted
-    watch.learn()
+        rounds.drafted([2] * requests, seconds, read)
+        rounds.ended(Begun(Load(requests), "first", True, 3 * requests), 3 * requests, 1.0)
+    rounds.ended(Begun(Load(7), "first", False, 7), 7, 1.0)  # for which nothing is drafted
+    rounds.learn()
     assert costs.drafts(7, 2)[2] == pytest.approx(1.0)
     assert costs.reading(100) == pytest.approx(10.0)

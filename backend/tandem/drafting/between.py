@@ -1,5 +1,5 @@
-"""What rounds take between their passes: scheduling, commits, planning. It grows with the number of
-requests, and is learnt as seconds a request."""
+"""What rounds take beside their passes and drafts: scheduling, commits, planning. It grows with the
+number of requests, and is learnt as seconds a request."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ def averaged(old: float | None, new: float, memory: float = MEMORY) -> float:
 
 
 class BetweenPasses:
-    """Seconds from a pass to the next one, a model's draft not counted."""
+    """Seconds from the end of a round to that of the next one, its pass and a model's draft not
+    counted."""
 
     def __init__(self) -> None:
         self._plain: float | None = None
         """A request, and..."""
         self._drafting: float | None = None
-        """... the same behind rounds in which the model drafted."""
+        """... the same of rounds in which the model drafts."""
 
     def observe(self, requests: int, seconds: float, by_model: bool = False) -> None:
-        """It took so long with so many requests. by_model: the model drafted before, which takes
-        longer to learn from and to plan."""
+        """It took so long with so many requests. by_model: the model drafted, which takes
+        longer to plan, to pack and to learn from."""
         known = self._drafting if by_model else self._plain
         each = seconds / (NOBODY + requests)
-        if known is not None:
+        if known:
             each = averaged(known, min(each, OUTLIER * known), LONG_MEMORY)
         if by_model:
             self._drafting = each

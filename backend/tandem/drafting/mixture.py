@@ -103,7 +103,6 @@ class MixtureProposer(Proposer):
         pausing = bool(self.lookups) and self._pauses_for(decodes)
         before = self._agenda
         agenda = self._agenda = None if pausing else self._agenda_of(decodes)
-        begun = self.watch.clock()
         if agenda is None:
             draft, by_model = Draft([[] for _ in decodes]), False
         else:
@@ -118,7 +117,7 @@ class MixtureProposer(Proposer):
         rows = len(decodes) + sum([len(tokens) for tokens in draft.tokens])
         follows = self._naps.woke()
         load, first = _load_of(decodes), decodes[0].request.id
-        self._round = Begun(load, first, by_model, rows, begun, follows)
+        self._round = Begun(load, first, by_model, rows, follows)
         return draft
 
     @property

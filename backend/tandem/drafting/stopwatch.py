@@ -20,7 +20,6 @@ class Begun(NamedTuple):
     """Whether the model drafted."""
     rows: int
     """To be verified."""
-    at: float
     follows: bool = True
     """Whether it came right behind the last one that was timed."""
 
@@ -58,6 +57,11 @@ class _Round(NamedTuple):
     seconds: float
     """Of its pass."""
     ended: float
+
+    def beside(self, last: _Round) -> float:
+        """Seconds since the other one ended, but for its pass and the model's draft."""
+        drafting = 0.0 if self.drafted is None else self.drafted.seconds
+        return max(0.0, self.ended - last.ended - self.seconds - drafting)
 
 
 class Stopwatch:
@@ -99,8 +103,8 @@ class Stopwatch:
         for one in self._rounds:
             begun, last = one.begun, self._last
             if last is not None and begun.follows and last.begun.first == begun.first:
-                apart, by_model = begun.at - last.ended, last.begun.by_model
-                self.costs.between.observe(begun.load.requests, apart, by_model)
+                beside = one.beside(last)
+                self.costs.between.observe(begun.load.requests, beside, begun.by_model)
             self.costs.observe_pass(begun.load, begun.rows if one.shows else None, one.seconds)
             if one.drafted is not None:
                 one.drafted.tell(self.costs, one.usual)
