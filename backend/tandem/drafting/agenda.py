@@ -11,12 +11,13 @@ from tandem.drafting.lengths import Plan
 from tandem.drafting.parts import NOTHING, Part
 from tandem.drafting.remembered import (
     IDLE_FOR,
-    MOST_PLANNED_FOR,
+    LONGER,
     PLANNED_FOR,
     Choice,
     Known,
     alike,
     held,
+    longer,
 )
 from tandem.scheduler import Decode
 
@@ -40,7 +41,7 @@ class Plans(NamedTuple):
     def anew(self, batch: int, now: int) -> Plans:
         """None yet, for so many requests, from this round on."""
         again = alike(self.batch, batch)
-        rounds = min(2 * self.rounds, MOST_PLANNED_FOR) if again else PLANNED_FOR
+        rounds = longer(self.rounds) if again else PLANNED_FOR
         return Plans(batch, rounds, now + rounds, {})
 
 
@@ -133,7 +134,7 @@ class Agenda(NamedTuple):
             return None
         rest = self._replace(decodes=list(decodes), idle=Draft([[] for _ in decodes]))
         until = min(self.until, now + PLANNED_FOR * IDLE_FOR)
-        return rest._replace(rounds=PLANNED_FOR // 2, until=until) if came else rest
+        return rest._replace(rounds=PLANNED_FOR // LONGER, until=until) if came else rest
 
     def carried_on(
         self,
@@ -168,7 +169,7 @@ class Agenda(NamedTuple):
         if not (came or others):
             return rest
         until = min(self.until, now + held(PLANNED_FOR, self.batch))
-        return rest._replace(rounds=PLANNED_FOR // 2, until=until)
+        return rest._replace(rounds=PLANNED_FOR // LONGER, until=until)
 
 
 def found_parts(

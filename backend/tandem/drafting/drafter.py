@@ -50,10 +50,10 @@ class Drafter:
         unread = request.computed - request.draft_computed
         return unread if self.held is None else max(self.held.rows(request), unread)
 
-    def draft(self, agenda: Agenda, parts: list[Part], alone: bool, now: int) -> Draft:
+    def draft(self, agenda: Agenda, parts: list[Part], alone: bool, now: int, timed: bool) -> Draft:
         """What is planned; where the model drafts, its draft takes the part's place. alone: as in
-        `Proposer.propose`; now: this round."""
-        return self._draft(agenda, agenda.asked, agenda.worth, parts, alone, now)
+        `Proposer.propose`; now: this round; timed: by it is learnt what drafts take."""
+        return self._draft(agenda, agenda.asked, agenda.worth, parts, alone, now, timed)
 
     def probe(self, agenda: Agenda, parts: list[Part], alone: bool, now: int) -> Draft:
         """Tries the model, which is not expected to pay, for the request that loses least by it."""
@@ -63,7 +63,7 @@ class Drafter:
         asked = [0] * len(parts)
         asked[place] = min(PROBE, agenda.decodes[place].lookahead)
         began = self.watch.clock()
-        draft = self._draft(agenda, asked, 0.0, parts, alone, now)
+        draft = self._draft(agenda, asked, 0.0, parts, alone, now, timed=True)
         self._charge(len(parts), self._seconds(began, draft) + waived[place])
         return draft
 
@@ -104,6 +104,7 @@ class Drafter:
         parts: list[Part],
         alone: bool,
         now: int,
+        timed: bool,
     ) -> Draft:
         mine = [place for place, length in enumerate(asked) if length]
         if self.proposer.confidence is not None:
@@ -115,8 +116,8 @@ class Drafter:
             [Decode(decode.request, n) for decode, n in zip(agenda.decodes, asked, strict=True)],
             alone,
         )
-        took = self._seconds(began, found)
-        self.watch.drafted(_drawn(asked, mine, found), took, read)
+        if timed:
+            self.watch.drafted(_drawn(asked, mine, found), self._seconds(began, found), read)
         for place in mine:
             known, drafted = agenda.requests[place], found.tokens[place]
             known.drafts += bool(drafted)

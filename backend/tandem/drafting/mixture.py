@@ -30,12 +30,12 @@ from tandem.drafting.lengths import Plan
 from tandem.drafting.parts import NOTHING, Part, joined, part_of
 from tandem.drafting.remembered import (
     IDLE_FOR,
-    MOST_PLANNED_FOR,
     PLANNED_FOR,
     Choice,
     Judged,
     Known,
     held,
+    longer,
 )
 from tandem.drafting.resting import Naps, Pauses, Rests
 from tandem.drafting.stopwatch import Begun, Stopwatch
@@ -104,20 +104,24 @@ class MixtureProposer(Proposer):
         before = self._agenda
         agenda = self._agenda = None if pausing else self._agenda_of(decodes)
         if agenda is None:
-            draft, by_model = Draft([[] for _ in decodes]), False
-        else:
-            # what lookups draft for others would have to be verified in the same launch
-            draft, by_model = self._carry_out(agenda, alone and not self.lookups)
-            if by_model or self.lookups:
-                self._asked = agenda.requests
-        planned = agenda is not None and before is not None and agenda.made == before.made
-        if by_model and planned and self._naps.due(drafting=True):
-            self.watch.forget()
-            return draft
+            return self._timed(decodes, Draft([[] for _ in decodes]), by_model=False)
+        planned = any(agenda.asked)
+        resting = planned and self._rests.due(self._rounds, agenda.promised)
+        by_model = agenda.probing or (planned and not resting)
+        napping = by_model and before is not None and agenda.made == before.made
+        napping = napping and self._naps.due(drafting=True)
+        # what lookups draft for others would have to be verified in the same launch
+        alone = alone and not self.lookups
+        draft = self._carry_out(agenda, by_model, resting, alone, timed=not napping)
+        if by_model or self.lookups:
+            self._asked = agenda.requests
+        return draft if napping else self._timed(decodes, draft, by_model)
+
+    def _timed(self, decodes: Sequence[Decode], draft: Draft, by_model: bool) -> Draft:
+        """The draft, in a round by which is learnt what rounds take."""
         rows = len(decodes) + sum([len(tokens) for tokens in draft.tokens])
-        follows = self._naps.woke()
-        load, first = _load_of(decodes), decodes[0].request.id
-        self._round = Begun(load, first, by_model, rows, follows)
+        follows, first = self._naps.woke(), decodes[0].request.id
+        self._round = Begun(_load_of(decodes), first, by_model, rows, follows)
         return draft
 
     @property
@@ -152,7 +156,7 @@ class MixtureProposer(Proposer):
             return self._make_agenda(decodes, PLANNED_FOR)
         if self._rounds < agenda.until:
             return self._carried_on(agenda, decodes) or self._make_agenda(decodes, PLANNED_FOR)
-        rounds = min(2 * agenda.rounds, MOST_PLANNED_FOR) if agenda.is_for(decodes) else PLANNED_FOR
+        rounds = longer(agenda.rounds) if agenda.is_for(decodes) else PLANNED_FOR
         return self._make_agenda(decodes, rounds)
 
     def _carried_on(self, agenda: Agenda, decodes: Sequence[Decode]) -> Agenda | None:
@@ -247,29 +251,30 @@ class MixtureProposer(Proposer):
             self._plans.known[kind] = plan
         return plan
 
-    def _carry_out(self, agenda: Agenda, alone: bool) -> tuple[Draft, bool]:
-        """What is drafted, and whether the model did any of it. alone: as in `propose`."""
+    def _carry_out(
+        self, agenda: Agenda, by_model: bool, resting: bool, alone: bool, timed: bool
+    ) -> Draft:
+        """What is drafted. by_model: some of it by the model; resting: nothing; alone: as in
+        `propose`."""
         if agenda.idle is not None:
-            return agenda.idle, False
-        planned = any(agenda.asked)
-        resting = planned and self._rests.due(self._rounds, agenda.promised)
+            return agenda.idle
         parts, guessed = [NOTHING] * len(agenda.asked), NO_DRAFT
         if self.lookups and not resting:
             parts = list(agenda.parts)
-        by_model = agenda.probing or (planned and not resting)
         if by_model:
             assert self._drafter is not None
-            ask = self._drafter.probe if agenda.probing else self._drafter.draft
-            guessed = ask(agenda, parts, alone, self._rounds)
+            if agenda.probing:
+                self._agenda = None  # once
+                guessed = self._drafter.probe(agenda, parts, alone, self._rounds)
+            else:
+                guessed = self._drafter.draft(agenda, parts, alone, self._rounds, timed)
             self._sure = guessed.sure or ()
-        if agenda.probing:
-            self._agenda = None  # once
-        if by_model and not self.lookups:  # nobody else's are among them
-            return guessed, by_model
+            if not self.lookups:  # nobody else's are among them
+                return guessed
         drawn = None
         if guessed.q is not None:
             drawn = [known.taken >= len(self.lookups) for known in agenda.requests]
-        return joined(parts, guessed, drawn), by_model
+        return joined(parts, guessed, drawn)
 
     def _known(self, request: Request) -> Known:
         known = self._requests.get(request)

@@ -13,10 +13,11 @@ from tandem.drafting.lengths import Option, Outlook
 from tandem.drafting.parts import Part
 from tandem.verification.judging import GREEDY
 
-PLANNED_FOR = 8  # rounds that first outlooks hold for few requests, and...
+PLANNED_FOR = 8  # rounds that first outlooks hold for few requests, ...
+LONGER = 2  # ... times as many those behind them, and...
+MOST_PLANNED_FOR = 32  # ... no more than so many: what they rest on changes ever more slowly
 ALL_FADES = 256  # rounds, behind which nothing counts any more
 ALIKE = 0.75  # times as many requests
-MOST_PLANNED_FOR = 32  # ... later ones: what they rest on changes ever more slowly
 IDLE_FOR = 4  # times as many rounds as drafts, that none are planned for: nothing is learnt then
 NOBODY = Load(0)
 
@@ -29,6 +30,11 @@ def alike(batch: int, other: int) -> bool:
 def held(rounds: int, batch: int) -> int:
     """Rounds that hold what is planned for so many requests: making it takes longer for many."""
     return min(MOST_PLANNED_FOR, max(rounds, batch))
+
+
+def longer(rounds: int) -> int:
+    """Rounds that the next plan holds, behind one that held for so many."""
+    return min(LONGER * rounds, MOST_PLANNED_FOR)
 
 
 class Choice(NamedTuple):
@@ -80,7 +86,7 @@ class Known:
         """Anew in this round."""
         self.outlooks, self.choices = {}, {}
         self.load, self.until = load, now + held(self.rounds, load.requests)
-        self.rounds = min(2 * self.rounds, MOST_PLANNED_FOR)
+        self.rounds = longer(self.rounds)
 
     def fade(self, now: int) -> None:
         """What is known of the model's drafts counts for less behind rounds without one."""

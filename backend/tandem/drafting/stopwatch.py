@@ -81,10 +81,6 @@ class Stopwatch:
         many tokens for them before."""
         self._drafted = _Drafted(levels, seconds, read)
 
-    def forget(self) -> None:
-        """The round under way is not timed."""
-        self._drafted = None
-
     def ended(self, begun: Begun, rows: int, seconds: float) -> bool:
         """A round has ended, whose pass over so many rows took so long. Whether it shows what such
         passes take."""
