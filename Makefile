@@ -86,8 +86,8 @@ test-load-tools: setup-profile ## run the tests that need genai-perf and aiperf
 setup-peers: setup-vllm ## make the environments of the engines that `bench` compares with
 	@tools/setup/openvino.sh
 
-bench: setup-peers ## measure everything (more than an hour on a quiet machine) and write BENCHMARKS.md
-	@for part in compare throughput steps adaptive methods serving report; do \
+bench: setup-peers ## measure everything (hours on a quiet machine) and write BENCHMARKS.md
+	@for part in compare throughput steps adaptive "adaptive --megabytes 200" methods serving report; do \
 		$(BIN)/python -m benchmarks.$$part || exit 1; done
 
 lint: setup ## ruff and mypy

@@ -49,6 +49,7 @@ from tandem.tokenizer import Tokenizer
 LENGTHS = (2, 4, 8)
 PLAIN, ADAPTIVE = "plain", "adaptive"
 TITLES = (PLAIN, *(f"k = {k}" for k in LENGTHS), ADAPTIVE)
+COLUMNS = (*TITLES, "adaptive by the best other")
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64)
 TURN = 0.1  # seconds
 PARTS = 5  # of the turns, whose figures show how far they differ
@@ -242,28 +243,26 @@ def _speed(turns: Sequence[Run]) -> float:
     return sum(one.tokens for one in turns) / sum(one.seconds for one in turns)
 
 
-def of_the_best(found: dict[str, Any]) -> str:
-    """Adaptive speculation by the best of the others, of one concurrency."""
-    ratio = Ratio(*found[ADAPTIVE]["of_the_best_other"])
-    return f"{ratio.value:.2f}× ({ratio.low:.2f} to {ratio.high:.2f})"
-
-
 def speeds(of: dict[str, Any]) -> dict[str, float]:
     """Tokens a second by contender, of one concurrency."""
     return {title: one["tokens_per_second"] for title, one in of.items()}
 
 
-def _show(case: str, result: dict[str, Any]) -> None:
-    rows = []
-    for concurrency, of in result.items():
-        found = speeds(of)
-        rows.append((concurrency, *(f"{found[title]:.0f}" for title in TITLES), of_the_best(of)))
-    means = {
-        title: statistics.geometric_mean(speeds(of)[title] for of in result.values())
-        for title in TITLES
-    }
-    rows.append(("mean", *(f"{means[title]:.0f}" for title in TITLES), ""))
-    show(f"{case}: tokens/s", ["requests", *TITLES, "of the best other"], rows)
+def rows_of(found: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Of a case, as COLUMNS: a row a concurrency, then the geometric means."""
+    rows: list[tuple[str, ...]] = []
+    for concurrency, of in found.items():
+        got, ratio = speeds(of), Ratio(*of[ADAPTIVE]["of_the_best_other"])
+        shown = f"{ratio.value:.2f}× ({ratio.low:.2f} to {ratio.high:.2f})"
+        rows.append((concurrency, *(f"{got[title]:.0f}" for title in TITLES), shown))
+    means = [
+        statistics.geometric_mean(speeds(of)[title] for of in found.values()) for title in TITLES
+    ]
+    return [*rows, ("mean", *(f"{mean:.0f}" for mean in means), "")]
+
+
+def _show(case: str, found: dict[str, Any]) -> None:
+    show(f"{case}: tokens/s", ["requests", *COLUMNS], rows_of(found))
 
 
 if __name__ == "__main__":

@@ -35,8 +35,8 @@ def compare(found: dict[str, Any]) -> Path:
     return saved(figure, FOLDER / "compare.svg")
 
 
-def adaptive(found: dict[str, Any]) -> Path:
-    """Tokens a second by requests at once, as a multiple of plain decoding."""
+def adaptive(found: dict[str, Any], name: str) -> Path:
+    """Tokens a second by requests at once, as a multiple of plain decoding. name: of the file."""
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.6), sharey=True)
     for axis, case in zip(axes, ("easy", "mixed", "hopeless"), strict=True):
         counts = [int(count) for count in found[case]]
@@ -50,4 +50,4 @@ def adaptive(found: dict[str, Any]) -> Path:
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("tokens/s by plain decoding's")
     axes[0].legend(frameon=False)
-    return saved(figure, FOLDER / "adaptive.svg")
+    return saved(figure, FOLDER / f"{name}.svg")

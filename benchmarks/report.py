@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import plots
-from benchmarks.adaptive import TITLES, of_the_best, speeds
+from benchmarks.adaptive import COLUMNS, rows_of
 from benchmarks.common import RESULTS, ROOT
 from benchmarks.compare import of_plain
 from benchmarks.markdown import machine_line, table
@@ -21,7 +21,7 @@ OUT = ROOT / "BENCHMARKS.md"
 MISSING = "Not measured yet."
 INTRODUCTION = """# Benchmarks
 
-Made by `make bench` (more than an hour on two cores). Absolute figures depend on the machine and on
+Made by `make bench` (hours on two cores). Absolute figures depend on the machine and on
 what else it does: compare the ratios, which come from runs in which all contenders took turns.
 Greedy decoding; what a contender writes is compared with what ours writes without speculation."""
 COMPARE = """## Against other engines, one request at a time
@@ -163,22 +163,22 @@ def _steps(found: dict[str, Any] | None) -> list[str]:
 
 
 def _adaptive(found: dict[str, Any] | None) -> list[str]:
+    return [ADAPTIVE_TEXT, "### Demo target, speculation under load", *_sweep(found, "adaptive")]
+
+
+def _adaptive_200(found: dict[str, Any] | None) -> list[str]:
+    return ["### 200 MB, speculation under load", *_sweep(found, "adaptive-200")]
+
+
+def _sweep(found: dict[str, Any] | None, name: str) -> list[str]:
     if found is None:
-        return [ADAPTIVE_TEXT, MISSING]
-    parts = [
-        ADAPTIVE_TEXT,
-        f"{machine_line(found['machine'])} {found['seconds']:.0f} s of each figure.",
-        _image(plots.adaptive(found), "The sweep"),
+        return [MISSING]
+    tables = [
+        table([f"{case}, requests", *COLUMNS], rows_of(found[case]))
+        for case in ("easy", "mixed", "hopeless")
     ]
-    for case in ("easy", "mixed", "hopeless"):
-        rows = []
-        for concurrency, of in found[case].items():
-            got = speeds(of)
-            row = (concurrency, *(f"{got[title]:.0f}" for title in TITLES), of_the_best(of))
-            rows.append(row)
-        columns = [f"{case}, requests", *TITLES, "adaptive by the best other"]
-        parts.append(table(columns, rows))
-    return parts
+    measured = f"{machine_line(found['machine'])} {found['seconds']:.0f} s of each figure."
+    return [measured, _image(plots.adaptive(found, name), "The sweep"), *tables]
 
 
 def _methods(found: dict[str, Any] | None) -> list[str]:
@@ -251,6 +251,7 @@ SECTIONS = {
     "throughput": _throughput,
     "steps": _steps,
     "adaptive": _adaptive,
+    "adaptive-200": _adaptive_200,
     "methods": _methods,
     "serving": _serving,
     "gpu": _gpu,

@@ -16,6 +16,7 @@ import torch
 from tandem.assembly import build
 from tandem.batch import TargetBatch, computed_rows, target_batch
 from tandem.config import EngineConfig
+from tandem.cpu.host_code import HostCode
 from tandem.drafting import Verdict, Verified
 from tandem.errors import InvalidRequestError
 from tandem.metrics import DRAFTING, KV_USAGE, ROUNDS, RUNNING, VERIFYING, WAITING, Key, Report
@@ -64,6 +65,7 @@ class NativeEngine:
         self.sampler = parts.sampler
         self.as_blocks = config.acceptance_method == "block"
         self.shares_processor = self.target.device.type == "cpu"
+        self.host_code = None if self.target.by_kernels is None else HostCode(self.target)
         self.steps = 0
         self.streams = Streams()
         self._ids = itertools.count()
@@ -130,6 +132,8 @@ class NativeEngine:
 
     def step(self) -> list[RequestOutput]:
         """One round: every decoding request gains at least one token."""
+        if self.host_code is not None and self.steps >= self.host_code.due:
+            self.host_code.turn(self.steps)
         if torch.is_inference_mode_enabled():  # beginning it anew takes as long as scheduling
             return self._round()
         with torch.inference_mode():

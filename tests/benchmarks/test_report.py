@@ -24,6 +24,10 @@ KIND = {
     "Another": ALONE | {"tokens_per_second": 75.0, "decoding_tokens_per_second": 120.0},
 }
 METHOD = {"mean_acceptance_length": 3.25, "batch 1": SPEED, "batch 8": SPEED}
+SWEEP = {"seconds": 12.0} | {
+    case: dict.fromkeys(("1", "2"), dict.fromkeys(TITLES, SPEED | {"of_the_best_other": RATIO}))
+    for case in ("easy", "mixed", "hopeless")
+}
 RESULTS = {
     "compare": {
         "targets": {
@@ -47,11 +51,8 @@ RESULTS = {
         },
         "host": {"none, batch 1": {"step_ms": 3.5, "host_share": 0.062}},
     },
-    "adaptive": {"seconds": 12.0}
-    | {
-        case: dict.fromkeys(("1", "2"), dict.fromkeys(TITLES, SPEED | {"of_the_best_other": RATIO}))
-        for case in ("easy", "mixed", "hopeless")
-    },
+    "adaptive": SWEEP,
+    "adaptive-200": SWEEP | {"seconds": 11.0},
     "methods": {
         "heldout": {"none": METHOD},
         "repetitive": {"none": METHOD},
@@ -71,6 +72,7 @@ SHOWN = {
     "throughput": "| Tandem, plain | 151 | 401 |",
     "steps": "| 16.00× | 20.5 | 71% |",
     "adaptive": "| 2 | 150 | 150 | 150 | 150 | 150 | 0.99× (0.97 to 1.01) |",
+    "adaptive-200": "| mean | 150 | 150 | 150 | 150 | 150 |  |",
     "methods": "| suffix,eagle3 | suffix | 0.990 | 0.980 to 1.010 |",
     "serving": "| vLLM, plain, batch 1 | 171 | 158 | 92% |",
     "gpu": "| passes: 8 nodes: by one | 1.05 |",
@@ -94,8 +96,9 @@ def test_every_section_shows_its_figures(folder):
     text = (folder / "BENCHMARKS.md").read_text()
     assert all(line in text for line in SHOWN.values())
     assert report.MISSING not in text
-    assert "Medians of 1 rounds." in text and "12 s of each figure." in text
-    for name in ("compare", "adaptive"):
+    assert "Medians of 1 rounds." in text
+    assert "12 s of each figure." in text and "11 s of each figure." in text
+    for name in ("compare", "adaptive", "adaptive-200"):
         assert f"](plots/{name}.svg)" in text
         assert (folder / "plots" / f"{name}.svg").stat().st_size > 1000
 

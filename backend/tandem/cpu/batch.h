@@ -65,6 +65,14 @@ struct Space {
   Lines<uint16_t> queries;    // [KV heads, rows, shared, head_dim], rounded
   std::vector<Broken> broken;  // [KV heads, rows / run.part]
   std::vector<Head> heads;
+  std::vector<Stretch> wanted;  // by who called
+
+  // Into this core's second cache: what the pass has driven out, and the caller needs next.
+  void fetch_wanted() const {
+    constexpr int kLine = 64;
+    for (const Stretch& one : wanted)
+      for (int64_t at = 0; at < one.bytes; at += kLine) __builtin_prefetch(one.begin + at, 0, 2);
+  }
 
   void fit(const Model& model, const Step& step, const Run& run) {
     const size_t rows = std::max(step.rows, step.picked), size = model.head_dim;

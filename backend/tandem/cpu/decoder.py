@@ -16,7 +16,7 @@ from tandem.cpu.chains import PackedChains
 from tandem.cpu.library import load_kernels
 from tandem.cpu.linear import KernelLinear
 from tandem.cpu.packing import BEST, Reading, States, Wanted, pack_pass
-from tandem.cpu.structures import Entry, Layer, Matrix, Model
+from tandem.cpu.structures import STRETCH, Entry, Layer, Matrix, Model
 from tandem.models.decoder import Layer as DecoderLayer
 from tandem.models.decoder import Passed, Stack
 from tandem.models.feature_head import FeatureHead
@@ -58,6 +58,7 @@ class KernelStack:
         self._forward = kernels.tandem_forward
         self._chains = kernels.tandem_chains
         self._move = kernels.tandem_move
+        self._want = kernels.tandem_want
         self._space = ctypes.c_void_p(kernels.tandem_space())
         weakref.finalize(self, kernels.tandem_release, self._space)
         self._block_size = cache.block_size
@@ -165,6 +166,11 @@ class KernelStack:
         packed = pack_pass(read, self._block_size, self._room.address, wanted, given)
         self._forward(self._model, packed.step, self._space)
         return Passed(logits, features, packed.large[count:].tolist())
+
+    def want(self, stretches: Sequence[tuple[int, int]]) -> None:
+        """Has each forward pass fetch these at its end: addresses, and how many bytes. Nothing need
+        be there any more."""
+        self._want(self._space, b"".join([STRETCH.pack(*one) for one in stretches]), len(stretches))
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
         """As `PagedKVCache.move`."""

@@ -59,10 +59,15 @@ void tandem_multiply(const Matrix* matrix, const float* x, int rows, float* y, i
     multiply(team, *matrix, rounds ? inputs : as_it_is, rows, y);
   }
 }
+// What each forward pass fetches at its end.
+void tandem_want(void* space, const Stretch* some, int count) {
+  static_cast<Space*>(space)->wanted.assign(some, some + count);
+}
 void tandem_forward(const Model* model, const Step* step, void* space) {
   Space& room = *static_cast<Space*>(space);
   model->bfloat ? forward<uint16_t>(*model, *step, room, [] {})
                 : forward<float>(*model, *step, room, [] {});
+  room.fetch_wanted();
 }
 void tandem_chains(const Model* model, const Chains* chains, const Step* first, void* space) {
   Space& room = *static_cast<Space*>(space);

@@ -40,6 +40,7 @@ def load_kernels() -> ctypes.CDLL | None:
     packed = ctypes.c_char_p
     library.tandem_space.restype = pointer
     library.tandem_release.argtypes = (pointer,)
+    library.tandem_want.argtypes = (pointer, packed, number)
     library.tandem_forward.argtypes = (model, packed, pointer)
     library.tandem_chains.argtypes = (model, packed, packed, pointer)
     library.tandem_move.argtypes = (model, packed, number)
@@ -51,7 +52,7 @@ def load_kernels() -> ctypes.CDLL | None:
     library.tandem_limit.argtypes = (pointer, number, number, packed, pointer, number)
     library.tandem_judge.argtypes = (pointer, number, number, packed, pointer, ctypes.c_uint64)
     library.tandem_judge.argtypes += (pointer, pointer, number)
-    for name in ("release", "forward", "chains", "move", "multiply", "pack"):
+    for name in ("release", "want", "forward", "chains", "move", "multiply", "pack"):
         getattr(library, f"tandem_{name}").restype = None
     for name in ("penalize", "limit", "judge"):
         getattr(library, f"tandem_{name}").restype = None

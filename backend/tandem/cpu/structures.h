@@ -5,6 +5,12 @@
 
 namespace {
 
+// Bytes of memory that may be gone since: they are asked for, not read.
+struct Stretch {
+  const char* begin;
+  int64_t bytes;
+};
+
 struct Matrix {
   const void* weight;  // [rows, columns], packed (see outputs.h); an embedding's is not
   const float* bias;   // [rows] or null

@@ -75,6 +75,8 @@ class Model(Structure):
     )
 
 
+STRETCH = Struct("Pq")
+"""Of memory: address, and how many bytes."""
 # Of what each pass makes anew all is packed at once: ctypes would take ten times as long.
 STEP = Struct("4i2P2i9P")
 """One pass: rows, queries, picked, taps; tokens, states; fused, picks_hidden; query, blocks,

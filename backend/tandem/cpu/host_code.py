@@ -1,0 +1,103 @@
+"""The Python code that runs between passes is fetched at the end of each.
+
+A pass reads so many weights that the processor's caches forget all else, and from then on nearly
+each line of Python waits for memory. Which functions run is seen by watching some steps now and
+then; CPython keeps their code at the address that `id` gives, and the kernels ask for all of it at
+once, which takes some microseconds, where one line after the other would take tens.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import CodeType, FrameType
+from typing import Any, NamedTuple, Protocol
+
+from tandem.cpu.decoder import KernelStack
+
+FIRST = 16  # step at which the first watch begins, and...
+LONG = 16  # ... steps that each goes on, for some things are done but now and then
+OFTEN = 64  # steps behind it to the next, until...
+KNOWN = 4  # ... there were so many, and then...
+SELDOM = 4000  # ... so many
+FORGOTTEN = 8  # watches that did not see a function, behind which it is not fetched
+MOST_EVENTS = 100_000  # that a watch sees: whoever steps may do much else in between
+MOST_BYTES = 512 << 10  # that are fetched: half of a small second cache
+
+
+class Runner(Protocol):
+    """What the passes are run by."""
+
+    by_kernels: KernelStack | None
+
+
+class _Seen(NamedTuple):
+    """A function's code."""
+
+    code: CodeType
+    watch: int
+    """The last one that saw it."""
+
+    @property
+    def stretches(self) -> list[tuple[int, int]]:
+        """Addresses and bytes of what running it reads."""
+        parts = self.code, self.code.co_consts, self.code.co_names
+        return [(id(part), part.__sizeof__()) for part in parts]
+
+
+class HostCode:
+    """Watches steps, and tells the kernels what to fetch."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.due = FIRST
+        """The step at whose beginning `turn` is to be called."""
+        self._runner = runner
+        self._seen: dict[int, _Seen] = {}
+        """By address: codes are compared by all that is in them."""
+        self._told: set[int] = set()
+        self._watches = 0
+        self._watching = False
+        self._left = 0
+        """Events until the watch under way sees no more."""
+        self._hook = self._see
+
+    def turn(self, step: int) -> None:
+        """Begins to watch, or ends that. Where somebody else profiles this thread, it is not
+        watched."""
+        if self._watching:
+            self._end()
+            self.due = step + (OFTEN if self._watches < KNOWN else SELDOM)
+        elif sys.getprofile() is None:
+            self._watching, self._left, self.due = True, MOST_EVENTS, step + LONG
+            sys.setprofile(self._hook)
+        else:
+            self.due = step + SELDOM
+
+    def _see(self, frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            self._seen[id(frame.f_code)] = _Seen(frame.f_code, self._watches)
+        self._left -= 1
+        if self._left <= 0:  # or another thread has made the next step
+            sys.setprofile(None)
+
+    def _end(self) -> None:
+        self._watching, self._left = False, 0
+        if sys.getprofile() is self._hook:
+            sys.setprofile(None)
+        self._watches += 1
+        oldest = self._watches - FORGOTTEN
+        self._seen = {at: one for at, one in self._seen.items() if one.watch >= oldest}
+        if self._seen.keys() != self._told and self._runner.by_kernels is not None:
+            self._told = set(self._seen)
+            self._runner.by_kernels.want(self._stretches())
+
+    def _stretches(self) -> list[tuple[int, int]]:
+        """Of as many as there is room for, the last seen first."""
+        newest = sorted(self._seen.values(), key=lambda one: one.watch, reverse=True)
+        stretches: list[tuple[int, int]] = []
+        left = MOST_BYTES
+        for one in newest:
+            stretches += one.stretches
+            left -= sum([size for _, size in one.stretches])
+            if left < 0:
+                break
+        return stretches
