@@ -65,7 +65,7 @@ class NativeEngine:
         self.sampler = parts.sampler
         self.as_blocks = config.acceptance_method == "block"
         self.shares_processor = self.target.device.type == "cpu"
-        self.host_code = None if self.target.by_kernels is None else HostCode(self.target)
+        self.host_code = HostCode()
         self.steps = 0
         self.streams = Streams()
         self._ids = itertools.count()
@@ -132,8 +132,8 @@ class NativeEngine:
 
     def step(self) -> list[RequestOutput]:
         """One round: every decoding request gains at least one token."""
-        if self.host_code is not None and self.steps >= self.host_code.due:
-            self.host_code.turn(self.steps)
+        if self.steps >= self.host_code.due and self.target.by_kernels is not None:
+            self.host_code.turn(self.steps, self.target.by_kernels)
         if torch.is_inference_mode_enabled():  # beginning it anew takes as long as scheduling
             return self._round()
         with torch.inference_mode():
@@ -267,6 +267,7 @@ class NativeEngine:
 
     def shutdown(self) -> None:
         """Drops all requests and ends the other ranks."""
+        self.host_code.stop()
         for request_id in list(self.streams):
             self.abort(request_id)
         self.check_integrity()

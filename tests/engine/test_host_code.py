@@ -10,19 +10,12 @@ from tandem.cpu.host_code import FIRST, FORGOTTEN, KNOWN, LONG, OFTEN, SELDOM, H
 from tandem.request import SamplingParams
 
 
-class Stack:
-    """The kernels' side."""
-
+class Kernels:
     def __init__(self):
         self.told = []
 
     def want(self, stretches):
         self.told.append(stretches)
-
-
-class Runner:
-    def __init__(self):
-        self.by_kernels = Stack()
 
 
 def often():
@@ -38,121 +31,129 @@ def seldom():
 
 
 @pytest.fixture
-def runner():
-    yield Runner()
+def kernels():
+    yield Kernels()
     assert sys.getprofile() is None
 
 
-def watch(code, *functions):
+def watch(code, kernels, *functions):
     """One whole watch."""
     step = code.due
-    code.turn(step)
+    code.turn(step, kernels)
     for function in functions:
         function()
     assert code.due == step + LONG
-    code.turn(step + LONG)
+    code.turn(step + LONG, kernels)
 
 
 def addresses(told):
     return {at for at, _ in told}
 
 
-def test_what_ran_is_told_with_all_that_running_it_reads(runner):
-    code = HostCode(runner)
+def test_what_ran_is_told_with_all_that_running_it_reads(kernels):
+    code = HostCode()
     assert code.due == FIRST
-    watch(code, often)
-    (told,) = runner.by_kernels.told
+    watch(code, kernels, often)
+    (told,) = kernels.told
     for function in (often, one_more):
         for part in (function.__code__, function.__code__.co_consts, function.__code__.co_names):
             assert (id(part), part.__sizeof__()) in told
     assert id(seldom.__code__) not in addresses(told)
 
 
-def test_the_same_is_not_told_again(runner):
-    code = HostCode(runner)
+def test_the_same_is_not_told_again(kernels):
+    code = HostCode()
     for _ in range(3):
-        watch(code, often)
-    watch(code, often, seldom)
-    assert len(runner.by_kernels.told) == 2
-    assert id(seldom.__code__) in addresses(runner.by_kernels.told[-1])
+        watch(code, kernels, often)
+    watch(code, kernels, often, seldom)
+    assert len(kernels.told) == 2
+    assert id(seldom.__code__) in addresses(kernels.told[-1])
 
 
-def test_what_runs_no_more_is_forgotten(runner):
-    code = HostCode(runner)
-    watch(code, often, seldom)
+def test_what_runs_no_more_is_forgotten(kernels):
+    code = HostCode()
+    watch(code, kernels, often, seldom)
     for _ in range(FORGOTTEN - 1):
-        watch(code, often)
-    assert id(seldom.__code__) in addresses(runner.by_kernels.told[-1])
-    watch(code, often)
-    watch(code, often)
-    assert id(seldom.__code__) not in addresses(runner.by_kernels.told[-1])
-    assert id(often.__code__) in addresses(runner.by_kernels.told[-1])
+        watch(code, kernels, often)
+    assert id(seldom.__code__) in addresses(kernels.told[-1])
+    watch(code, kernels, often)
+    watch(code, kernels, often)
+    assert id(seldom.__code__) not in addresses(kernels.told[-1])
+    assert id(often.__code__) in addresses(kernels.told[-1])
 
 
-def test_watches_become_seldom(runner):
-    code, ends = HostCode(runner), []
+def test_watches_become_seldom(kernels):
+    code, ends = HostCode(), []
     for _ in range(KNOWN + 2):
         begin = code.due
-        watch(code, often)
+        watch(code, kernels, often)
         ends.append(code.due - begin - LONG)
     assert ends == [OFTEN] * (KNOWN - 1) + [SELDOM] * 3
 
 
-def test_what_there_is_no_room_for_is_left_out_the_oldest_first(runner, monkeypatch):
-    code = HostCode(runner)
-    watch(code, often)
-    enough = sum(size for _, size in runner.by_kernels.told[0])
+def test_what_there_is_no_room_for_is_left_out_the_oldest_first(kernels, monkeypatch):
+    code = HostCode()
+    watch(code, kernels, often)
+    enough = sum(size for _, size in kernels.told[0])
     monkeypatch.setattr(host_code, "MOST_BYTES", enough - 1)
-    code = HostCode(runner)
-    watch(code, seldom)
-    watch(code, often)
-    assert id(often.__code__) in addresses(runner.by_kernels.told[-1])
-    assert id(seldom.__code__) not in addresses(runner.by_kernels.told[-1])
+    code = HostCode()
+    watch(code, kernels, seldom)
+    watch(code, kernels, often)
+    assert id(often.__code__) in addresses(kernels.told[-1])
+    assert id(seldom.__code__) not in addresses(kernels.told[-1])
 
 
-def test_another_profiler_is_left_alone(runner):
-    code, seen = HostCode(runner), []
+def test_another_profiler_is_left_alone(kernels):
+    code, seen = HostCode(), []
 
     def other(frame, event, _):
         seen.append(event)
 
     sys.setprofile(other)
     try:
-        code.turn(code.due)
+        code.turn(code.due, kernels)
         assert sys.getprofile() is other
         assert code.due == FIRST + SELDOM
     finally:
         sys.setprofile(None)
-    code.turn(code.due)
+    code.turn(code.due, kernels)
     sys.setprofile(other)  # while it watches
     try:
-        code.turn(code.due)
+        code.turn(code.due, kernels)
         assert sys.getprofile() is other
     finally:
         sys.setprofile(None)
 
 
-def test_a_watch_sees_no_more_than_enough(runner, monkeypatch):
+def test_a_watch_sees_no_more_than_enough(kernels, monkeypatch):
     """Whoever steps may do much else between two steps."""
     monkeypatch.setattr(host_code, "MOST_EVENTS", 10)
-    code = HostCode(runner)
-    code.turn(code.due)
+    code = HostCode()
+    code.turn(code.due, kernels)
     for _ in range(10):
         often()
     assert sys.getprofile() is None
     seldom()
-    code.turn(code.due)
-    (told,) = runner.by_kernels.told
+    code.turn(code.due, kernels)
+    (told,) = kernels.told
     assert id(often.__code__) in addresses(told) and id(seldom.__code__) not in addresses(told)
 
 
-def test_a_watch_that_ends_in_another_thread_goes_no_further(runner):
-    code = HostCode(runner)
-    code.turn(code.due)
-    thread = threading.Thread(target=code.turn, args=(code.due,))
+def test_a_watch_that_ends_in_another_thread_goes_no_further(kernels):
+    code = HostCode()
+    code.turn(code.due, kernels)
+    thread = threading.Thread(target=code.turn, args=(code.due, kernels))
     thread.start()
     thread.join()
     often()
+    assert sys.getprofile() is None
+
+
+def test_an_engine_that_has_ended_watches_nothing(engine):
+    one, params = engine(), SamplingParams(temperature=0, max_tokens=FIRST + LONG // 2)
+    one.generate([[1, 2, 3]], params)
+    assert sys.getprofile() is not None
+    one.shutdown()
     assert sys.getprofile() is None
 
 

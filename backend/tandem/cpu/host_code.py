@@ -9,10 +9,9 @@ once, which takes some microseconds, where one line after the other would take t
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, Protocol
-
-from tandem.cpu.decoder import KernelStack
 
 FIRST = 16  # step at which the first watch begins, and...
 LONG = 16  # ... steps that each goes on, for some things are done but now and then
@@ -24,10 +23,12 @@ MOST_EVENTS = 100_000  # that a watch sees: whoever steps may do much else in be
 MOST_BYTES = 512 << 10  # that are fetched: half of a small second cache
 
 
-class Runner(Protocol):
-    """What the passes are run by."""
+class Fetching(Protocol):
+    """Kernels."""
 
-    by_kernels: KernelStack | None
+    def want(self, stretches: Sequence[tuple[int, int]]) -> None:
+        """As `KernelStack.want`."""
+        ...
 
 
 class _Seen(NamedTuple):
@@ -45,12 +46,12 @@ class _Seen(NamedTuple):
 
 
 class HostCode:
-    """Watches steps, and tells the kernels what to fetch."""
+    """Watches steps, and tells the kernels what to fetch. It holds nothing of a model: what watches
+    a thread may outlive the engine."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self) -> None:
         self.due = FIRST
         """The step at whose beginning `turn` is to be called."""
-        self._runner = runner
         self._seen: dict[int, _Seen] = {}
         """By address: codes are compared by all that is in them."""
         self._told: set[int] = set()
@@ -58,37 +59,40 @@ class HostCode:
         self._watching = False
         self._left = 0
         """Events until the watch under way sees no more."""
-        self._hook = self._see
 
-    def turn(self, step: int) -> None:
+    def turn(self, step: int, kernels: Fetching) -> None:
         """Begins to watch, or ends that. Where somebody else profiles this thread, it is not
         watched."""
         if self._watching:
-            self._end()
+            self.stop()
+            self._tell(kernels)
             self.due = step + (OFTEN if self._watches < KNOWN else SELDOM)
         elif sys.getprofile() is None:
             self._watching, self._left, self.due = True, MOST_EVENTS, step + LONG
-            sys.setprofile(self._hook)
+            sys.setprofile(self._see)
         else:
             self.due = step + SELDOM
+
+    def stop(self) -> None:
+        """Nothing is watched any more."""
+        self._watching, self._left = False, 0
+        if sys.getprofile() == self._see:
+            sys.setprofile(None)
 
     def _see(self, frame: FrameType, event: str, _: Any) -> None:
         if event == "call":
             self._seen[id(frame.f_code)] = _Seen(frame.f_code, self._watches)
         self._left -= 1
-        if self._left <= 0:  # or another thread has made the next step
+        if self._left <= 0:  # or it was stopped in another thread
             sys.setprofile(None)
 
-    def _end(self) -> None:
-        self._watching, self._left = False, 0
-        if sys.getprofile() is self._hook:
-            sys.setprofile(None)
+    def _tell(self, kernels: Fetching) -> None:
         self._watches += 1
         oldest = self._watches - FORGOTTEN
         self._seen = {at: one for at, one in self._seen.items() if one.watch >= oldest}
-        if self._seen.keys() != self._told and self._runner.by_kernels is not None:
+        if self._seen.keys() != self._told:
             self._told = set(self._seen)
-            self._runner.by_kernels.want(self._stretches())
+            kernels.want(self._stretches())
 
     def _stretches(self) -> list[tuple[int, int]]:
         """Of as many as there is room for, the last seen first."""
