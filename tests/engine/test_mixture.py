@@ -217,6 +217,25 @@ def test_the_first_rests_behind_a_pause_come_soon():
     assert later == [third, third + 1, third + 1 + 4 * FIRST_REST, third + 2 + 4 * FIRST_REST]
 
 
+def test_in_a_rest_of_the_model_what_lookups_have_is_not_drafted_either(monkeypatch):
+    """It shows what rounds take in which nothing is."""
+    world = World()
+    lookup = Method("lookup", Guess(world, 0.9, found=0.5), True)
+    model = Method("model", Guess(world, 0.8, level_s=0.05), False)
+    mixture = MixtureProposer([lookup, model], LONGEST, world.costs(), clock=world.clock)
+    requests = [make_request([1, 2]) for _ in range(4)]
+    world.run(mixture, 4, LONGEST, 200, requests)
+    monkeypatch.setattr(mixture._rests, "due", lambda now, promised: True)
+    both = 0
+    for _ in range(50):
+        draft = mixture.propose([Decode(request, LONGEST) for request in requests])
+        agenda = mixture._agenda
+        if agenda is not None and any(agenda.asked):
+            assert not any(draft.tokens)
+            both += any(part.tokens for part in agenda.parts)
+    assert both > 10
+
+
 @pytest.mark.parametrize("shows", [1, 2, 5, None])
 def test_a_rest_goes_on_until_it_has_shown_something_whatever_is_promised_meanwhile(shows):
     """shows: which of its rounds; None: none does."""
