@@ -31,6 +31,8 @@ class BetweenPasses:
         known = self._drafting if by_model else self._plain
         each = seconds / (NOBODY + requests)
         if known:
+            # nothing makes a round quicker than it is: where one was so, what was known was wrong
+            known = min(known, OUTLIER * each)
             each = averaged(known, min(each, OUTLIER * known), LONG_MEMORY)
         if by_model:
             self._drafting = each

@@ -15,6 +15,7 @@ UNUSUAL = 0.5  # of what a pass is expected to take: beyond it, something else t
 OF_REQUESTS = 0.2  # what a new pass counts for, of what is known of requests
 AVERAGED = 8  # passes from which is learnt at once, by the average of those alike, and...
 OF_AN_AVERAGE = 0.3  # ... what all of them count for
+WRONG = 8.0  # times as long as one takes, drafts never are: what was seen first was disturbed
 LEARN_EVERY = 16  # drafts: what takes long changes slowly, ...
 SURPRISING = 0.15  # ... but what differs by so much from what was expected is learnt at once
 MOVED = 0.05  # of what rounds take beside their rows, that is worth another sum
@@ -48,8 +49,10 @@ class DraftTimes:
     def observe(self, requests: int, levels: float, seconds: float) -> None:
         """What is near to what was expected is learnt but now and then. No profile was made, so
         that whatever surprises counts."""
-        self._drawn += 1
         by_requests, by_levels = self._by_requests.of(requests), self._by_levels.of(levels)
+        if self._drawn and by_requests * by_levels > WRONG * seconds:
+            self._by_requests, self._drawn = Times(), 0
+        self._drawn += 1
         if self._drawn > 1:
             expected = by_requests * by_levels
             near = abs(seconds - expected) <= SURPRISING * expected

@@ -132,9 +132,11 @@ class MixtureProposer(Proposer):
         return self._rounds + 1 >= agenda.until or not self._naps.ahead(drafting=False)
 
     def _naps_for(self, decodes: Sequence[Decode]) -> bool:
-        """Whether this is one of the rounds without drafts that are as those before."""
+        """Whether this is one of the rounds without drafts that are as those before. The last one
+        before others are planned is not, or of a draft that is tried behind it nothing would be
+        learnt (`Stopwatch`)."""
         agenda = self._agenda
-        if self.lookups or agenda is None or self._rounds >= agenda.until:
+        if self.lookups or agenda is None or self._rounds >= agenda.until - 1:
             return False
         return agenda.idles_on(decodes) and self._naps.due(drafting=False)
 
