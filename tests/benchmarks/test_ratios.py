@@ -33,3 +33,10 @@ def test_the_bounds_hold_what_noise_explains():
     ratio = against_best({"a": turns(1.0, 0.1, 1), "b": turns(1.0, 0.1, 2)}, "a")
     assert ratio.low < ratio.value < ratio.high
     assert 0.04 < ratio.high - ratio.low < 0.12
+
+
+def test_what_comes_in_every_second_round_makes_no_difference():
+    """Prompts to read, of one contender in odd rounds and of another in even ones."""
+    fast, slow, steady = Run(4000, 1.0), Run(1000, 1.0), Run(2500, 1.0)
+    each = {"a": [steady] * 80, "b": [fast, slow] * 40, "c": [slow, fast] * 40}
+    assert against_best(each, "a").value == pytest.approx(1.0, abs=0.1)
