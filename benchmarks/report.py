@@ -177,7 +177,7 @@ def _sweep(found: dict[str, Any] | None, name: str) -> list[str]:
         table([f"{case}, requests", *COLUMNS], rows_of(found[case]))
         for case in ("easy", "mixed", "hopeless")
     ]
-    measured = f"{machine_line(found['machine'])} {found['seconds']:.0f} s of each figure."
+    measured = f"{machine_line(found['machine'])} At least {found['seconds']:.0f} s of each figure."
     return [measured, _image(plots.adaptive(found, name), "The sweep"), *tables]
 
 

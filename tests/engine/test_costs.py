@@ -60,6 +60,22 @@ def test_what_rounds_take_between_their_passes_grows_with_the_requests():
     assert between.besides(8) == pytest.approx(2.0)
 
 
+def test_what_is_done_behind_a_draft_is_no_plain_rounds_cost():
+    """And a draft whose round ended unseen is not the next one's, in which nothing is drafted."""
+    costs = RoundCosts({4: 1.0, 64: 1.0})
+    rounds = Timed(costs)
+    rounds.ended(Begun(Load(4), "a", False, 4), 4, 5.0)
+    for _ in range(5):
+        rounds.ended(Begun(Load(4), "a", False, 4), 4, 5.0, beside=2.0)
+        rounds.drafted([2] * 4, 7.0, read=0)
+        rounds.ended(Begun(Load(4), "a", False, 4), 4, 5.0, beside=2.0 - 7.0)
+        rounds.drafted([2] * 4, 7.0, read=0)
+        rounds.ended(Begun(Load(4), "a", True, 12), 12, 5.0, beside=3.0)
+        rounds.ended(Begun(Load(4), "a", False, 4), 4, 5.0, beside=4.0)
+    rounds.learn()
+    assert costs.between.of(4) == pytest.approx(2.0)
+
+
 def test_a_round_that_took_no_longer_than_its_pass_teaches_nothing():
     """Clocks are not exact: what is learnt behind it is not bound by nothing."""
     costs = RoundCosts({1: 1.0, 64: 1.0})

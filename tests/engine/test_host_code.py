@@ -61,13 +61,13 @@ def test_what_ran_is_told_with_all_that_running_it_reads(kernels):
     assert id(seldom.__code__) not in addresses(told)
 
 
-def test_the_same_is_not_told_again(kernels):
-    code = HostCode()
-    for _ in range(3):
-        watch(code, kernels, often)
-    watch(code, kernels, often, seldom)
-    assert len(kernels.told) == 2
-    assert id(seldom.__code__) in addresses(kernels.told[-1])
+def test_what_other_engines_with_the_same_kernels_told_is_told_anew(kernels):
+    code, other = HostCode(), HostCode()
+    watch(code, kernels, often)
+    watch(other, kernels, seldom)
+    watch(code, kernels, often)
+    assert id(often.__code__) in addresses(kernels.told[-1])
+    assert len(kernels.told) == 3
 
 
 def test_what_runs_no_more_is_forgotten(kernels):
@@ -113,7 +113,7 @@ def test_another_profiler_is_left_alone(kernels):
     try:
         code.turn(code.due, kernels)
         assert sys.getprofile() is other
-        assert code.due == FIRST + SELDOM
+        assert code.due == FIRST + OFTEN
     finally:
         sys.setprofile(None)
     code.turn(code.due, kernels)

@@ -70,8 +70,10 @@ struct Space {
   // Into this core's second cache: what the pass has driven out, and the caller needs next.
   void fetch_wanted() const {
     constexpr int kLine = 64;
-    for (const Stretch& one : wanted)
-      for (int64_t at = 0; at < one.bytes; at += kLine) __builtin_prefetch(one.begin + at, 0, 2);
+    for (const Stretch& one : wanted) {
+      const char *at = one.begin - uintptr_t(one.begin) % kLine, *end = one.begin + one.bytes;
+      for (; at < end; at += kLine) __builtin_prefetch(at, 0, 2);
+    }
   }
 
   void fit(const Model& model, const Step& step, const Run& run) {

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, Protocol
 
-FIRST = 16  # step at which the first watch begins, and...
-LONG = 16  # ... steps that each goes on, for some things are done but now and then
-OFTEN = 64  # steps behind it to the next, until...
-KNOWN = 4  # ... there were so many, and then...
+FIRST = 32  # step at which the first watch begins, and...
+LONG = 4  # ... steps that each goes on: watched ones take longer
+OFTEN = 29  # steps behind it to the next, until...
+KNOWN = 8  # ... there were so many, and then...
 SELDOM = 4000  # ... so many
-FORGOTTEN = 8  # watches that did not see a function, behind which it is not fetched
+FORGOTTEN = 16  # watches that did not see a function, behind which it is not fetched
 MOST_EVENTS = 100_000  # that a watch sees: whoever steps may do much else in between
-MOST_BYTES = 512 << 10  # that are fetched: half of a small second cache
+MOST_BYTES = 512 << 10  # that are fetched, or one function more: half of a second cache
 
 
 class Fetching(Protocol):
@@ -54,15 +54,14 @@ class HostCode:
         """The step at whose beginning `turn` is to be called."""
         self._seen: dict[int, _Seen] = {}
         """By address: codes are compared by all that is in them."""
-        self._told: set[int] = set()
         self._watches = 0
         self._watching = False
         self._left = 0
         """Events until the watch under way sees no more."""
 
     def turn(self, step: int, kernels: Fetching) -> None:
-        """Begins to watch, or ends that. Where somebody else profiles this thread, it is not
-        watched."""
+        """Begins to watch, or ends that. Where somebody else has a hook in this thread, it
+        is not watched."""
         if self._watching:
             self.stop()
             self._tell(kernels)
@@ -71,7 +70,7 @@ class HostCode:
             self._watching, self._left, self.due = True, MOST_EVENTS, step + LONG
             sys.setprofile(self._see)
         else:
-            self.due = step + SELDOM
+            self.due = step + OFTEN
 
     def stop(self) -> None:
         """Nothing is watched any more."""
@@ -90,9 +89,7 @@ class HostCode:
         self._watches += 1
         oldest = self._watches - FORGOTTEN
         self._seen = {at: one for at, one in self._seen.items() if one.watch >= oldest}
-        if self._seen.keys() != self._told:
-            self._told = set(self._seen)
-            kernels.want(self._stretches())
+        kernels.want(self._stretches())
 
     def _stretches(self) -> list[tuple[int, int]]:
         """Of as many as there is room for, the last seen first."""

@@ -27,12 +27,12 @@ class BetweenPasses:
 
     def observe(self, requests: int, seconds: float, by_model: bool = False) -> None:
         """It took so long with so many requests. by_model: the model drafted, which takes
-        longer to plan, to pack and to learn from."""
+        longer to plan and to learn from."""
         known = self._drafting if by_model else self._plain
         each = seconds / (NOBODY + requests)
         if known:
-            # nothing makes a round quicker than it is: where one was so, what was known was wrong
-            known = min(known, OUTLIER * each)
+            if by_model:  # the first ones may have been disturbed, and then no others would come
+                known = min(known, OUTLIER * each)
             each = averaged(known, min(each, OUTLIER * known), LONG_MEMORY)
         if by_model:
             self._drafting = each

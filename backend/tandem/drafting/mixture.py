@@ -120,7 +120,9 @@ class MixtureProposer(Proposer):
     def _timed(self, decodes: Sequence[Decode], draft: Draft, by_model: bool) -> Draft:
         """The draft, in a round by which is learnt what rounds take."""
         rows = len(decodes) + sum([len(tokens) for tokens in draft.tokens])
-        follows, first = self._naps.woke(), decodes[0].request.id
+        follows, first, agenda = self._naps.woke(), decodes[0].request.id, self._agenda
+        if agenda is not None and agenda.idle is not None and agenda.made == self._rounds:
+            follows = False  # a plan that holds so long is not what such rounds take
         self._round = Begun(_load_of(decodes), first, by_model, rows, follows)
         return draft
 

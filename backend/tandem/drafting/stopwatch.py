@@ -58,6 +58,12 @@ class _Round(NamedTuple):
     """Of its pass."""
     ended: float
 
+    def goes_on(self, last: _Round) -> bool:
+        """Whether between the other one and this nothing was waited for, nor done that is not of
+        such rounds: behind a draft there is more to commit and to learn from."""
+        same = self.begun.follows and last.begun.first == self.begun.first
+        return same and (self.begun.by_model or not last.begun.by_model)
+
     def beside(self, last: _Round) -> float:
         """Seconds since the other one ended, but for its pass and the model's draft."""
         drafting = 0.0 if self.drafted is None else self.drafted.seconds
@@ -90,7 +96,7 @@ class Stopwatch:
         # a draft has left other things in the caches
         rests = last is not None and last.begun.by_model and not begun.by_model
         shows = alone and usual and not rests
-        drafted, self._drafted = self._drafted, None
+        drafted, self._drafted = self._drafted if begun.by_model else None, None
         self._rounds.append(_Round(begun, drafted, alone, usual, shows, seconds, self.clock()))
         return shows
 
@@ -98,7 +104,7 @@ class Stopwatch:
         """From what was timed since the last call."""
         for one in self._rounds:
             begun, last = one.begun, self._last
-            if last is not None and begun.follows and last.begun.first == begun.first:
+            if last is not None and one.goes_on(last):
                 beside = one.beside(last)
                 self.costs.between.observe(begun.load.requests, beside, begun.by_model)
             self.costs.observe_pass(begun.load, begun.rows if one.shows else None, one.seconds)
