@@ -144,6 +144,35 @@ def test_what_they_take_is_known_all_the_same(world, mixture):
     assert mixture.costs._elapsed == pytest.approx(400 * world.pass_s(4), rel=0.1)
 
 
+def test_what_planning_takes_is_no_such_rounds_cost(world, mixture, monkeypatch):
+    """A plan of no drafts holds for long."""
+    requests = [make_request([1, 2]) for _ in range(4)]
+    idle(world, mixture, requests)
+    plan = mixture._chooser.plan
+
+    def slow(*arguments):
+        world.now += 10 * world.between_s
+        return plan(*arguments)
+
+    monkeypatch.setattr(mixture._chooser, "plan", slow)
+    world.run(mixture, 4, LONGEST, 2000, requests)
+    mixture.watch.learn()
+    assert mixture.costs.between.of(4) == pytest.approx(world.between_s, rel=0.05)
+
+
+def test_a_draft_that_is_tried_shows_what_such_rounds_take(world, mixture):
+    """It follows a round that was timed."""
+    requests = [make_request([1, 2]) for _ in range(4)]
+    idle(world, mixture, requests)
+    tried = []
+    for _ in range(3000):
+        world.run(mixture, 4, LONGEST, 1, requests)
+        if mixture._round is not None and mixture._round.by_model:
+            tried.append(mixture._round.follows)
+    assert len(tried) > 3
+    assert all(tried)
+
+
 def test_most_rounds_of_the_same_drafts_are_not_timed_and_what_they_take_is_known(world):
     mixture = of_a_model(world, Guess(world, 0.8, level_s=0.1))
     requests = [make_request([1, 2]) for _ in range(4)]
