@@ -87,7 +87,7 @@ setup-peers: setup-vllm ## make the environments of the engines that `bench` com
 	@tools/setup/openvino.sh
 
 bench: setup-peers ## measure everything (hours on a quiet machine) and write BENCHMARKS.md
-	@for part in compare throughput steps adaptive "adaptive --megabytes 200" methods serving report; do \
+	@for part in compare throughput steps adaptive "adaptive --megabytes 200" mixtures methods serving report; do \
 		$(BIN)/python -m benchmarks.$$part || exit 1; done
 
 lint: setup ## ruff and mypy

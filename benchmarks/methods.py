@@ -1,14 +1,12 @@
 """Every method of speculation on the demo target: batch 1 and 8, chain and tree, greedy.
 
-`python -m benchmarks.methods` prints a table for held-out and one for repetitive prompts, compares
-mixtures with their parts, and writes benchmarks/results/methods.json. A target pass is the time of
-the target's forward, a draft's cost what the proposer takes in the same round, reading the target's
-hidden states included.
+`python -m benchmarks.methods` prints a table for held-out and one for repetitive prompts, and
+writes benchmarks/results/methods.json. A target pass is the time of the target's forward, a draft's
+cost what the proposer takes in the same round, reading the target's hidden states included.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -35,23 +33,20 @@ from tandem.tokenizer import Tokenizer
 
 KINDS = ("heldout", "repetitive")
 BATCHES = (1, 8)
-MORE = 4  # times as many repeats, for a mixture and its parts
 
 
 class Setting(NamedTuple):
     """A method as it is configured."""
 
-    methods: str
+    method: str
     tokens: int
     tree: int | list[list[int]] | None = None
 
     @property
     def title(self) -> str:
         """In the table."""
-        if "," in self.methods:
-            return f"{self.methods}, up to {self.tokens}"
         shape = "chain" if self.tree is None else "tree"
-        return f"{self.methods}, {shape} of {self.tokens}" if self.tokens else self.methods
+        return f"{self.method}, {shape} of {self.tokens}" if self.tokens else self.method
 
 
 # What `tandem fit-tree` found for the shipped heads on other prompts.
@@ -72,8 +67,6 @@ SETTINGS = (
     Setting("medusa", len(MEDUSA), MEDUSA),
     Setting("mlp_speculator", 4),
     Setting("mlp_speculator", 12, 3),
-    Setting("ngram,draft_model", 8),
-    Setting("suffix,eagle3", 16),
 )
 
 
@@ -136,7 +129,7 @@ def main(
     """Measures and reports."""
     torch.set_num_threads(threads)
     tokenizer = Tokenizer(MODELS / "target")
-    chosen = [one for one in SETTINGS if only in one.title or one.methods == "none"]
+    chosen = [one for one in SETTINGS if only in one.title or one.method == "none"]
     result: dict[str, Any] = {"machine": machine(), "new_tokens": new_tokens}
     with ExitStack() as stack:
         engines = {one.title: stack.enter_context(_engine(one)) for one in chosen}
@@ -145,29 +138,19 @@ def main(
         texts = {kind: [tokenizer.encode(text) for text in prompts(kind, count)] for kind in KINDS}
         for kind in KINDS:
             result[kind] = _measure(kind, meters, texts[kind], new_tokens, repeats)
-        mixtures = [one for one in chosen if "," in one.methods]
-        result["mixtures"] = {
-            f"{mixture.title}, {kind}, batch {batch}": _against_parts(
-                mixture, meters, _batches(texts[kind], batch), new_tokens, MORE * repeats
-            )
-            for mixture in mixtures
-            for kind in KINDS
-            for batch in BATCHES
-        }
-    _show_mixtures(result["mixtures"])
     save("methods", result)
 
 
 def _engine(setting: Setting) -> Engine:
-    folder = MODELS / setting.methods.rpartition(",")[2].replace("draft_model", "draft")
+    folder = MODELS / setting.method.replace("draft_model", "draft")
     return Engine(
         EngineConfig(
             model=MODELS / "target",
             draft_model=folder if folder.exists() else None,
-            speculative_method=setting.methods,
+            speculative_method=setting.method,
             num_speculative_tokens=setting.tokens or 1,
             speculative_tree=setting.tree,
-            adaptive_speculation="," in setting.methods,
+            adaptive_speculation=False,
             enable_prefix_caching=False,
             suffix_decoding_max_cached_requests=0,  # or a repeat would remember its answer
             kv_cache_memory="64MiB",
@@ -219,38 +202,6 @@ def _contender(meter: Meter, new_tokens: int) -> Contender:
         )
 
     return run
-
-
-def _against_parts(
-    mixture: Setting,
-    meters: dict[str, Meter],
-    inputs: list[Batch],
-    new_tokens: int,
-    repeats: int,
-) -> dict[str, Any]:
-    """A mixture's speed as a multiple of each part's, with nothing else in between: what is to be
-    seen is smaller than what a machine's speed changes by while a whole table is measured."""
-    names = mixture.methods.split(",")
-    parts = [s.title for s in SETTINGS if s.methods in names and s.tree is None]
-    titles = [title for title in parts if title in meters] + [mixture.title]
-    contenders = {title: _contender(meters[title], new_tokens) for title in titles}
-    found = summarized(interleave(contenders, inputs, repeats))
-    speeds = {title: one.by_repeat for title, one in found.items()}
-    ratios = {}
-    for title in titles[:-1]:
-        pairs = zip(speeds[mixture.title], speeds[title], strict=True)
-        quartiles = statistics.quantiles([whole / part for whole, part in pairs], n=4)
-        ratios[title] = [round(ratio, 3) for ratio in quartiles]
-    return ratios
-
-
-def _show_mixtures(mixtures: dict[str, Any]) -> None:
-    rows = [
-        (case, part, f"{middle:.3f}", f"{low:.3f} to {high:.3f}")
-        for case, parts in mixtures.items()
-        for part, (low, middle, high) in parts.items()
-    ]
-    show("a mixture's speed by its parts'", ["", "part", "median", "quartiles"], rows)
 
 
 def _show(kind: str, result: dict[str, Any]) -> None:

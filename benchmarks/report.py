@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks import plots
+from benchmarks import mixtures, plots
 from benchmarks.adaptive import COLUMNS, rows_of
 from benchmarks.common import RESULTS, ROOT
 from benchmarks.compare import of_plain
@@ -62,11 +62,15 @@ with a draft of random weights. All take short turns, with the same weights in m
 Which other is the best is decided by half of the turns, and compared by the rest, for the best of
 several noisy figures looks better than it is; in brackets, where nine of ten such ratios lie when
 turns are drawn anew."""
+MIXTURES = """## Mixtures under load
+
+Several methods together, which adapt, beside plain decoding and their parts, which always draft, as
+above: tokens a second with 1, 8 and 32 requests at once. Each mixture is compared with the best of
+plain decoding and its own parts. Past answers are not looked up, as the prompts come again."""
 METHODS = """## Methods
 
-Every method on the demo target, always drafting as far as it may (`adaptive_speculation` off),
-except for the mixtures. Tokens a second at batch 1 and 8, as a multiple of plain decoding in the
-same run."""
+Every method on the demo target, always drafting as far as it may (`adaptive_speculation` off).
+Tokens a second at batch 1 and 8, as a multiple of plain decoding in the same run."""
 SERVING = """## Through Triton
 
 Each engine by itself and through a real tritonserver with gRPC streams, tokens a second: ours in
@@ -177,8 +181,18 @@ def _sweep(found: dict[str, Any] | None, name: str) -> list[str]:
         table([f"{case}, requests", *COLUMNS], rows_of(found[case]))
         for case in ("easy", "mixed", "hopeless")
     ]
-    measured = f"{machine_line(found['machine'])} At least {found['seconds']:.0f} s of each figure."
-    return [measured, _image(plots.adaptive(found, name), "The sweep"), *tables]
+    return [_measured(found), _image(plots.adaptive(found, name), "The sweep"), *tables]
+
+
+def _measured(found: dict[str, Any]) -> str:
+    return f"{machine_line(found['machine'])} At least {found['seconds']:.0f} s of each figure."
+
+
+def _mixtures(found: dict[str, Any] | None) -> list[str]:
+    if found is None:
+        return [MIXTURES, MISSING]
+    shown = table(["", *mixtures.columns(found)], mixtures.rows_of(found))
+    return [MIXTURES, _measured(found), shown]
 
 
 def _methods(found: dict[str, Any] | None) -> list[str]:
@@ -196,20 +210,7 @@ def _methods(found: dict[str, Any] | None) -> list[str]:
         rows.append(row)
     columns = ["", "held-out: tokens a pass", "batch 1", "batch 8"]
     columns += ["repetitive: tokens a pass", "batch 1", "batch 8"]
-    mixtures = [
-        (case, part, f"{middle:.3f}", f"{low:.3f} to {high:.3f}")
-        for case, parts in found["mixtures"].items()
-        for part, (low, middle, high) in parts.items()
-    ]
-    text = "Mixtures against their parts, turn by turn with nothing else in between:"
-    titles = ["a mixture", "by its part", "median", "quartiles"]
-    return [
-        METHODS,
-        machine_line(found["machine"]),
-        table(columns, rows),
-        text,
-        table(titles, mixtures),
-    ]
+    return [METHODS, machine_line(found["machine"]), table(columns, rows)]
 
 
 def _serving(found: dict[str, Any] | None) -> list[str]:
@@ -252,6 +253,7 @@ SECTIONS = {
     "steps": _steps,
     "adaptive": _adaptive,
     "adaptive-200": _adaptive_200,
+    "mixtures": _mixtures,
     "methods": _methods,
     "serving": _serving,
     "gpu": _gpu,

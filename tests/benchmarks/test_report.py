@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import plots, report
+from benchmarks import mixtures, plots, report
 from benchmarks.adaptive import TITLES
 from benchmarks.steps import ROWS
 
@@ -53,11 +53,11 @@ RESULTS = {
     },
     "adaptive": SWEEP,
     "adaptive-200": json.loads(json.dumps(SWEEP | {"seconds": 11.0}).replace("150", "250")),
-    "methods": {
-        "heldout": {"none": METHOD},
-        "repetitive": {"none": METHOD},
-        "mixtures": {"suffix,eagle3": {"suffix": [0.98, 0.99, 1.01]}},
+    "mixtures": {
+        "seconds": 13.0,
+        "heldout": {"8": dict.fromkeys(mixtures.TITLES, SPEED | {"of_the_best_other": RATIO})},
     },
+    "methods": {"heldout": {"none": METHOD}, "repetitive": {"none": METHOD}},
     "serving": {"vLLM, plain, batch 1": {"in_process": 171.0, "triton": 158.0, "ratio": 0.92}},
     "gpu": {
         "device": "A card",
@@ -73,7 +73,8 @@ SHOWN = {
     "steps": "| 16.00× | 20.5 | 71% |",
     "adaptive": "| 2 | 150 | 150 | 150 | 150 | 150 | 0.99× (0.97 to 1.01) |",
     "adaptive-200": "| mean | 250 | 250 | 250 | 250 | 250 |  |",
-    "methods": "| suffix,eagle3 | suffix | 0.990 | 0.980 to 1.010 |",
+    "mixtures": "eagle3, up to 16, by the best of its parts and plain | 0.99× (0.97 to 1.01) |",
+    "methods": "| none | 3.25 | 1.00× | 1.00× | 3.25 | 1.00× | 1.00× |",
     "serving": "| vLLM, plain, batch 1 | 171 | 158 | 92% |",
     "gpu": "| passes: 8 nodes: by one | 1.05 |",
 }
@@ -97,7 +98,7 @@ def test_every_section_shows_its_figures(folder):
     assert all(line in text for line in SHOWN.values())
     assert report.MISSING not in text
     assert "Medians of 1 rounds." in text
-    assert "12 s of each figure." in text and "11 s of each figure." in text
+    assert all(f"{seconds} s of each figure." in text for seconds in (11, 12, 13))
     for name in ("compare", "adaptive", "adaptive-200"):
         assert f"](plots/{name}.svg)" in text
         assert (folder / "plots" / f"{name}.svg").stat().st_size > 1000
@@ -108,3 +109,13 @@ def test_what_was_not_measured_is_said(folder):
     text = (folder / "BENCHMARKS.md").read_text()
     assert text.count(report.MISSING) == len(RESULTS) - 1
     assert report.NO_GPU in text
+
+
+def test_mixtures_are_compared_with_their_own_parts_and_none():
+    parts = {one.methods: one.parts() for one in mixtures.MIXTURES}
+    drafts = ["draft_model, k = 4", "draft_model, k = 8"]
+    assert parts == {
+        "ngram,draft_model": ["plain", "ngram, k = 8", *drafts],
+        "suffix,draft_model": ["plain", "suffix, k = 16", *drafts],
+        "suffix,eagle3": ["plain", "suffix, k = 16", "eagle3, k = 4"],
+    }

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from benchmarks import adaptive
+from benchmarks import loads
 from benchmarks.methods import Meter
 from tandem import SamplingParams
 
@@ -14,11 +14,11 @@ PROMPTS = [random.Random(place).choices(range(9, 4000), k=12) for place in range
 @pytest.fixture(scope="module")
 def pair():
     """Engines without a method, and with a draft of up to two tokens."""
-    target, draft = (adaptive.MODELS / name for name in ("target", "draft"))
-    plain = adaptive._engine(target, None, 0, False)
-    drafting = adaptive._engine(target, draft, 2, False)
+    target, draft = (loads.MODELS / name for name in ("target", "draft"))
+    plain = loads.engine_of(target)
+    drafting = loads.engine_of(target, draft_model=draft, num_speculative_tokens=2)
     with plain, drafting:
-        adaptive._share_weights(plain, drafting)
+        loads._share_weights(plain, drafting)
         yield plain, drafting
 
 
@@ -26,12 +26,10 @@ def test_engines_over_the_same_weights_keep_their_own_texts(pair):
     assert pair[0].target.model is pair[1].target.model
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     alone = [output.token_ids for output in pair[0].generate(PROMPTS, params)]
-    loads = [
-        adaptive.Load(adaptive.Clocked(engine, adaptive.Clock()), PROMPTS, 2, 8) for engine in pair
-    ]
-    runs = [[load.run(0.05) for load in loads] for _ in range(3)]
+    turning = [loads.Load(loads.Clocked(engine, loads.Clock()), PROMPTS, 2, 8) for engine in pair]
+    runs = [[load.run(0.05) for load in turning] for _ in range(3)]
     assert all(run.tokens > 0 and run.seconds >= 0.05 for turn in runs for run in turn)
-    for load in loads:
+    for load in turning:
         load.end()
     assert pair[0].idle and pair[1].idle
     for engine in pair:
@@ -40,8 +38,8 @@ def test_engines_over_the_same_weights_keep_their_own_texts(pair):
 
 def test_the_clock_stands_still_while_others_have_their_turns(monkeypatch):
     now = [5.0]
-    monkeypatch.setattr(adaptive.time, "perf_counter", lambda: now[0])
-    clock, seen = adaptive.Clock(), []
+    monkeypatch.setattr(loads.time, "perf_counter", lambda: now[0])
+    clock, seen = loads.Clock(), []
     for pause in (100.0, 50.0):
         now[0] += pause
         with clock.going():

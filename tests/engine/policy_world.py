@@ -113,10 +113,12 @@ def always_pays(engine):
 
 
 def by_whim(engine, seed):
-    """Costs are drawn, so that the engine's mixture decides one way and another."""
+    """Costs and pauses are drawn, so that the engine's mixture decides one way and another."""
     draws = random.Random(seed)
     times = itertools.accumulate(draws.choice([0.1, 1.0, 3.0]) for _ in itertools.count())
-    return _by_clock(engine, lambda: next(times), dearest=10 ** draws.uniform(0, 5))
+    _by_clock(engine, lambda: next(times), dearest=10 ** draws.uniform(0, 5))
+    engine.proposer._pauses.due = lambda *_: draws.random() < 0.4
+    return engine
 
 
 def _by_clock(engine, clock, dearest):

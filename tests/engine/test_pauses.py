@@ -9,7 +9,7 @@ from tandem.drafting.mixture import MixtureProposer
 from tandem.drafting.resting import FIRST_PAUSE, JUDGED_FOR, LEARNT_FOR, LONGEST_PAUSE, Pauses
 from tandem.scheduler import Decode
 from tests.engine.builders import make_request
-from tests.engine.policy_world import LONGEST, Guess, World
+from tests.engine.policy_world import LONGEST, Guess, World, of_a_model
 
 WINDOW = LEARNT_FOR + JUDGED_FOR
 
@@ -103,13 +103,31 @@ def test_what_an_agenda_saves(found):
     world = World(row_s=0.05)
     lookup = Method("lookup", Guess(world, 0.9, found), True)
     mixture = MixtureProposer([lookup], LONGEST, world.costs(), clock=world.clock)
-    agenda = mixture._make_agenda([Decode(make_request([1, 2]), LONGEST) for _ in range(2)], 8)
-    (choice,) = agenda.requests[0].choices.values()
+    mixture.propose([Decode(make_request([1, 2]), LONGEST) for _ in range(2)])
+    agenda = mixture._agenda
+    choice = agenda.requests[0].choices[LONGEST, LONGEST * bool(found)]
     lengths, gains = agenda.plan.lengths, choice.option.gains
     assert bool(lengths[0]) == bool(found)
     tokens = sum(1 + sum(gains[:length]) for length in lengths)
     without = world.pass_s(2) * tokens / 2
-    assert agenda.saves == pytest.approx(without - world.pass_s(2 + sum(lengths)), rel=0.05)
+    saves = without - world.pass_s(2 + sum(lengths))
+    assert agenda.saves(mixture._plans.without) == pytest.approx(saves, rel=0.05)
+
+
+def test_beside_a_model_lookups_save_what_it_would_not():
+    """They are compared with the model's rounds, where these are faster than none."""
+    world = World(row_s=0.01)
+    methods = [
+        Method("lookup", Guess(world, 0.9), True),
+        Method("model", Guess(world, 0.9, level_s=0.01), False),
+    ]
+    mixture = MixtureProposer(methods, LONGEST, world.costs(), clock=world.clock)
+    world.run(mixture, 2, LONGEST, 200)
+    mixture._pauses.due = lambda *_: False
+    world.run(mixture, 2, LONGEST, 1)
+    by_model = max(world.rate(2, k, 0.9, level_s=0.01) for k in range(1 + LONGEST))
+    assert mixture._plans.without == pytest.approx(2 * by_model, rel=0.1)
+    assert by_model > 2 * world.rate(2, 0, 0.0)
 
 
 class Dear(Guess):
@@ -132,9 +150,29 @@ def test_without_room_for_drafts_lookups_are_not_asked_and_do_not_pause():
     assert lookup.asked == 50
 
 
-def test_lookups_beside_a_model_that_pays_are_asked():
+@pytest.mark.parametrize("batch", [1, 8])
+def test_a_model_drafts_on_while_lookups_pause_that_find_less(batch):
     world = World()
-    lookup, model = Guess(world, 0.0, level_s=0.001), Guess(world, 0.9, level_s=0.1)
+    lookup, model = Guess(world, 0.0, level_s=0.2 / LONGEST), Guess(world, 0.9, level_s=0.05)
+    methods = [Method("lookup", lookup, True), Method("model", model, False)]
+    mixture = MixtureProposer(methods, LONGEST, world.costs(), clock=world.clock)
+    alone = of_a_model(world, model)
+    requests = [make_request([1, 2]) for _ in range(batch)]
+    for one in (alone, mixture):
+        world.run(one, batch, LONGEST, 300, requests)
+    by_model = world.run(alone, batch, LONGEST, 1000, requests)
+    lookup.asked = model.asked = 0
+    assert world.run(mixture, batch, LONGEST, 1000, requests) > 0.95 * by_model
+    assert 100 < lookup.asked < 300
+    assert model.asked > 950
+    lookup.chance = 0.99
+    world.run(mixture, batch, LONGEST, 4 * (LONGEST_PAUSE + WINDOW), requests)
+    assert world.run(mixture, batch, LONGEST, 40, requests) > 1.1 * by_model
+
+
+def test_lookups_beside_a_model_are_asked_where_they_save_more_than_that_takes():
+    world = World()
+    lookup, model = Guess(world, 0.9, level_s=0.001), Guess(world, 0.9, level_s=0.1)
     methods = [Method("lookup", lookup, True), Method("model", model, False)]
     mixture = MixtureProposer(methods, LONGEST, world.costs(), clock=world.clock)
     world.run(mixture, 1, LONGEST, 200, [make_request([1, 2])])

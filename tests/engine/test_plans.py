@@ -294,4 +294,4 @@ def test_what_lookups_find_is_joined_to_plans_that_hold(monkeypatch, row_s, foun
     assert len(planned) < 100
     monkeypatch.setattr(Plans, "hold", lambda *_: False)
     assert rate > 0.98 * run()
-    assert len(planned) == 600
+    assert len(planned) > 1000  # and in each as if there were no lookups

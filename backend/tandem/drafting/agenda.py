@@ -33,16 +33,18 @@ class Plans(NamedTuple):
     until: int
     """... until this one."""
     known: dict[int, Plan]
+    without: float = 0.0
+    """Tokens a second that a step should yield if no lookup were asked."""
 
     def hold(self, batch: int, now: int) -> bool:
         """Whether they are for so many requests in this round."""
         return now < self.until and alike(self.batch, batch)
 
-    def anew(self, batch: int, now: int) -> Plans:
+    def anew(self, batch: int, now: int, without: float) -> Plans:
         """None yet, for so many requests, from this round on."""
         again = alike(self.batch, batch)
         rounds = longer(self.rounds) if again else PLANNED_FOR
-        return Plans(batch, rounds, now + rounds, {})
+        return Plans(batch, rounds, now + rounds, {}, without)
 
 
 class Further(NamedTuple):
@@ -96,12 +98,12 @@ class Agenda(NamedTuple):
     until: int
     """... until this one."""
 
-    @property
-    def saves(self) -> float:
-        """Seconds of the round that it should take less than without drafts, for as many tokens."""
+    def saves(self, rate: float) -> float:
+        """Seconds that it should take less than at this rate, in tokens a second, for as many
+        tokens."""
         if not any(self.plan.lengths):
             return 0.0
-        return (self.promised - 1) * (self.batch + sum(self.gains)) / self.plan.rate
+        return (self.batch + sum(self.gains)) * (1 / rate - 1 / self.plan.rate)
 
     def is_for(self, decodes: Sequence[Decode]) -> bool:
         """Whether these are the same requests."""

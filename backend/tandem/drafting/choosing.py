@@ -206,8 +206,6 @@ class Chooser:
         pass and its level of the draft. rate: tokens a second of the step; asked: of the model, for
         each request."""
         lengths = [length for length in asked if length]
-        if not lengths:
-            return 0.0
         batch, rows, levels = load.requests, sum(lengths), max(2, *lengths)
         seconds, drafts = (
             self._costs.rounds(load, batch + rows),

@@ -1,10 +1,10 @@
 """Several methods side by side: for each request and step the one that should gain most proposes.
 
 Lookups (n-gram, suffix) guess from the text alone, and cost little: they are all asked, and judged
-by what the text became, whether or not their draft was taken; where nothing that is drafted saves
-as much as that takes, there are pauses (`resting`). Where none of theirs
-should yield as many tokens a second as the method that guesses with a model, the model drafts.
-How far each draft reaches is decided for the whole batch (`lengths`).
+by what the text became, whether or not their draft was taken; where what they find does not save as
+much as that takes, there are pauses (`resting`), in which it is as if there were none. Where none
+of theirs should yield as many tokens a second as the method that guesses with a model, the model
+drafts. How far each draft reaches is decided for the whole batch (`lengths`).
 
 Now and then a model that is not expected to pay is tried again, within a small share of the time.
 For a request that names one of the methods no other drafts.
@@ -86,6 +86,11 @@ class MixtureProposer(Proposer):
         self._requests = Notes[Known]()
         self._agenda: Agenda | None = None
         self._plans = Plans(0, 0, 0, {})
+        self._asks = False
+        """Whether lookups are asked in the round under way, and..."""
+        self._asking_took = 0.0
+        """... seconds that it took, and to plan with what they found."""
+        self._found_nothing = [NOTHING] * len(self.lookups)
         self._rounds = 0
         self._round: Begun | None = None
 
@@ -97,23 +102,22 @@ class MixtureProposer(Proposer):
             self._agenda = None  # nothing is kept of requests that have gone
             return Draft([])
         self._rounds += 1
+        self._asks, self._asking_took = bool(self.lookups) and not self._pauses_for(decodes), 0.0
         if self._naps_for(decodes):
             assert self._agenda is not None and self._agenda.idle is not None
             return self._agenda.idle
-        pausing = bool(self.lookups) and self._pauses_for(decodes)
         before = self._agenda
-        agenda = self._agenda = None if pausing else self._agenda_of(decodes)
-        if agenda is None:
-            return self._timed(decodes, Draft([[] for _ in decodes]), by_model=False)
+        agenda = self._agenda = self._asking(decodes) if self._asks else self._agenda_of(decodes)
         planned = any(agenda.asked)
         resting = planned and self._rests.due(self._rounds, agenda.promised)
         by_model = agenda.probing or (planned and not resting)
-        napping = by_model and before is not None and agenda.made == before.made
-        napping = napping and self._naps.due(drafting=True)
+        known = before is not None and (self._asks or agenda.made == before.made)
+        napping = known and (by_model or self._asks) and not agenda.probing
+        napping = napping and self._naps.due(by_model)
         # what lookups draft for others would have to be verified in the same launch
-        alone = alone and not self.lookups
+        alone = alone and not self._asks
         draft = self._carry_out(agenda, by_model, resting, alone, timed=not napping)
-        if by_model or self.lookups:
+        if by_model or self._asks:
             self._asked = agenda.requests
         return draft if napping else self._timed(decodes, draft, by_model)
 
@@ -121,15 +125,17 @@ class MixtureProposer(Proposer):
         """The draft, in a round by which is learnt what rounds take."""
         rows = len(decodes) + sum([len(tokens) for tokens in draft.tokens])
         follows, first, agenda = self._naps.woke(), decodes[0].request.id, self._agenda
-        if agenda is not None and agenda.idle is not None and agenda.made == self._rounds:
+        made = agenda is not None and agenda.made == self._rounds and not self._asks
+        if made and agenda is not None and agenda.idle is not None:
             follows = False  # a plan that holds so long is not what such rounds take
-        self._round = Begun(_load_of(decodes), first, by_model, rows, follows)
+        took = self._asking_took
+        self._round = Begun(_load_of(decodes), first, by_model, rows, follows, took)
         return draft
 
     @property
     def may_draft(self) -> bool:
         agenda = self._agenda
-        if self.lookups or agenda is None or agenda.idle is None or not agenda.most:
+        if agenda is None or agenda.idle is None or not agenda.most:
             return True  # where there was no room, it shows when there is some again
         return self._rounds + 1 >= agenda.until or not self._naps.ahead(drafting=False)
 
@@ -138,7 +144,7 @@ class MixtureProposer(Proposer):
         before others are planned is not, or of a draft that is tried behind it nothing would be
         learnt (`Stopwatch`)."""
         agenda = self._agenda
-        if self.lookups or agenda is None or self._rounds >= agenda.until - 1:
+        if self._asks or agenda is None or self._rounds >= agenda.until - 1:
             return False
         return agenda.idles_on(decodes) and self._naps.due(drafting=False)
 
@@ -153,9 +159,8 @@ class MixtureProposer(Proposer):
             self._rests.shown(self._rounds)
 
     def _agenda_of(self, decodes: Sequence[Decode]) -> Agenda:
+        """Of a round in which lookups are not asked."""
         agenda = self._agenda
-        if self.lookups:
-            return self._asking(decodes)
         if agenda is None:
             return self._make_agenda(decodes, PLANNED_FOR)
         if self._rounds < agenda.until:
@@ -188,22 +193,20 @@ class MixtureProposer(Proposer):
                 self._known(decode.request).until = self._rounds
             self._chooser.learn(self._rounds)
         agenda = self._make_agenda(decodes, PLANNED_FOR)
-        took, first = self.watch.clock() - began, decodes[0].request.id
-        self._pauses.asked(self._rounds, len(decodes), first, agenda.saves, took)
+        took = self._asking_took = self.watch.clock() - began
+        saves, first = agenda.saves(self._plans.without), decodes[0].request.id
+        self._pauses.asked(self._rounds, len(decodes), first, saves, took)
         return agenda
 
     def _make_agenda(self, decodes: Sequence[Decode], rounds: int) -> Agenda:
-        """Holds for so many rounds; not with lookups, whose finds change from one to the next."""
-        if not (self.lookups and self._plans.hold(len(decodes), self._rounds)):
-            self.watch.learn()
-            self._plans = self._plans.anew(len(decodes), self._rounds)
+        """Holds for so many rounds; not where lookups are asked, whose finds change from one to the
+        next."""
         requests = [self._known(decode.request) for decode in decodes]
-        self._look_up(decodes, requests)
         load = _load_of(decodes)
-        choices = [
-            self._chooser.choose(decode, known, load, self._rounds)
-            for decode, known in zip(decodes, requests, strict=True)
-        ]
+        self._renew_plans(decodes, requests, load)
+        if self._asks:
+            self._look_up(decodes, requests)
+        choices = self._choose(decodes, requests, load)
         plan = self._plan(choices, load)
         further, gains = self._chooser.further(self.longest), list[float]()
         for decode, known, choice, length in zip(
@@ -215,12 +218,15 @@ class MixtureProposer(Proposer):
         asked = [
             min(known.wish, one.lookahead) for one, known in zip(decodes, requests, strict=True)
         ]
-        batch = len(decodes)
-        promised = plan.rate * self.costs.rounds(load, batch)[batch] / batch
-        probing = not any(asked) and self._may_probe(decodes, requests)
+        batch, wanted, worth, promised = len(decodes), any(asked), 0.0, 1.0
+        if wanted:
+            worth = self._chooser.worth(plan.rate, asked, load)
+            promised = plan.rate * self.costs.rounds(load, batch)[batch] / batch
+        probing = not wanted and self._may_probe(decodes, requests)
         idle = None if probing or any(plan.lengths) else Draft([[] for _ in decodes])
         until = self._rounds
-        until += held(rounds, batch) if idle is None else IDLE_FOR * rounds
+        if not self._asks:
+            until += held(rounds, batch) if idle is None else IDLE_FOR * rounds
         return Agenda(
             list(decodes),
             requests,
@@ -229,7 +235,7 @@ class MixtureProposer(Proposer):
             plan,
             gains,
             further,
-            self._chooser.worth(plan.rate, asked, load),
+            worth,
             promised,
             probing,
             idle,
@@ -239,6 +245,27 @@ class MixtureProposer(Proposer):
             self._rounds,
             until,
         )
+
+    def _renew_plans(
+        self, decodes: Sequence[Decode], requests: Sequence[Known], load: Load
+    ) -> None:
+        """Where what is planned holds no longer. (None of these has been looked up yet.)"""
+        if self._asks and self._plans.hold(len(decodes), self._rounds):
+            return
+        self.watch.learn()
+        if not self._asks:
+            self._plans = Plans(0, 0, 0, {})
+            return
+        without = self._chooser.plan(self._choose(decodes, requests, load), load).rate
+        self._plans = self._plans.anew(len(decodes), self._rounds, without)
+
+    def _choose(
+        self, decodes: Sequence[Decode], requests: Sequence[Known], load: Load
+    ) -> list[Choice]:
+        return [
+            self._chooser.choose(decode, known, load, self._rounds)
+            for decode, known in zip(decodes, requests, strict=True)
+        ]
 
     def _may_probe(self, decodes: Sequence[Decode], requests: Sequence[Known]) -> bool:
         """Whether the model, which is not to draft, may be tried all the same."""
@@ -263,7 +290,7 @@ class MixtureProposer(Proposer):
         if agenda.idle is not None:
             return agenda.idle
         parts, guessed = [NOTHING] * len(agenda.asked), NO_DRAFT
-        if self.lookups and not resting:
+        if self._asks and not resting:
             parts = list(agenda.parts)
         if by_model:
             assert self._drafter is not None
@@ -273,7 +300,7 @@ class MixtureProposer(Proposer):
             else:
                 guessed = self._drafter.draft(agenda, parts, alone, self._rounds, timed)
             self._sure = guessed.sure or ()
-            if not self.lookups:  # nobody else's are among them
+            if not self._asks:  # nobody else's are among them
                 return guessed
         drawn = None
         if guessed.q is not None:
@@ -288,6 +315,7 @@ class MixtureProposer(Proposer):
             only = names.index(asked) if asked in names else None
             gains: list[Records] = [{} for _ in self._methods]
             known = self._requests[request] = Known(gains, only, noise_of(request))
+        known.found = self._found_nothing
         return known
 
     def _look_up(self, decodes: Sequence[Decode], requests: Sequence[Known]) -> None:
@@ -302,7 +330,7 @@ class MixtureProposer(Proposer):
         if not self._asked:
             return
         requests, found, taken = self._asked, list[list[Part]](), list[int]()
-        if self.lookups:  # they find others in the next round
+        if self._asks:  # they find others in the next round
             found = [known.found for known in requests]
             taken = [known.taken for known in requests]
         asked = self._drafter.asked if self._drafter and self._sure else ()

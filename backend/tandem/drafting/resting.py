@@ -11,7 +11,8 @@ FIRST_REST = 7  # rounds before the first rest: what was known before the drafts
 REST_EVERY = 92  # rounds, later; then, with its own, no rest stands at the same place of a plan
 LONGEST_REST = 8  # rounds
 LEARNT_FOR = 8  # rounds in which lookups are asked before it is judged whether they pay, and...
-JUDGED_FOR = 8  # ... rounds by which it is; otherwise nothing is drafted...
+JUDGED_FOR = 8  # ... rounds by which it is, of which...
+KEPT = 0.5  # ... so much counts in the next judgement too; where they do not, they pause...
 FIRST_PAUSE = 16  # ... for so many at first, ...
 LONGEST_PAUSE = 64  # ... and ever longer
 AWAKE = 1  # round that shows what such rounds take, and then...
@@ -94,8 +95,8 @@ class Naps:
 
 
 class Pauses:
-    """Rounds in which nothing is drafted and no lookup is asked, as drafts did not save what it
-    takes to ask and to plan. Then it is tried again: what lookups find may have changed."""
+    """Rounds in which no lookup is asked, as what they found did not save what it takes to ask and
+    to plan every round. Then it is tried again: what they find may have changed."""
 
     def __init__(self) -> None:
         self._asked = 0
@@ -138,8 +139,8 @@ class Pauses:
             return
         if self._worth >= 0:
             self._asked, self._rounds = LEARNT_FOR + 1, FIRST_PAUSE
+            self._worth = min(KEPT * self._worth, JUDGED_FOR * self._took)
         else:
-            self._asked, self._batch, self._first = 0, batch, first
+            self._asked, self._batch, self._first, self._worth = 0, batch, first, 0.0
             self._until = now + 1 + self._rounds
             self._rounds = min(2 * self._rounds, LONGEST_PAUSE)
-        self._worth = 0.0

@@ -22,6 +22,8 @@ class Begun(NamedTuple):
     """To be verified."""
     follows: bool = True
     """Whether it came right behind the last one that was timed."""
+    asking: float = 0.0
+    """Seconds in which lookups were asked, which is judged by itself."""
 
 
 class _Drafted(NamedTuple):
@@ -65,9 +67,10 @@ class _Round(NamedTuple):
         return same and (self.begun.by_model or not last.begun.by_model)
 
     def beside(self, last: _Round) -> float:
-        """Seconds since the other one ended, but for its pass and the model's draft."""
+        """Seconds since the other one ended, but for its pass, the model's draft and lookups."""
         drafting = 0.0 if self.drafted is None else self.drafted.seconds
-        return max(0.0, self.ended - last.ended - self.seconds - drafting)
+        known = self.seconds + drafting + self.begun.asking
+        return max(0.0, self.ended - last.ended - known)
 
 
 class Stopwatch:
