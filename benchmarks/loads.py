@@ -1,7 +1,7 @@
 """Engines under load, in turns: as behind a load generator that keeps so many requests going, one
-that ends is followed by another. Each contender has an engine of its own, all with the same weights
-in memory, and they take turns of a tenth of a second: what slows the machine down for a while slows
-all of them.
+that ends is followed by another. Each contender has an engine of its own, all with the same target
+in memory (drafts and heads are each engine's own), and they take turns of a tenth of a second: what
+slows the machine down for a while slows all of them.
 """
 
 from __future__ import annotations

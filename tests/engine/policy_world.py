@@ -117,7 +117,9 @@ def by_whim(engine, seed):
     draws = random.Random(seed)
     times = itertools.accumulate(draws.choice([0.1, 1.0, 3.0]) for _ in itertools.count())
     _by_clock(engine, lambda: next(times), dearest=10 ** draws.uniform(0, 5))
-    engine.proposer._pauses.due = lambda *_: draws.random() < 0.4
+    runs = itertools.cycle([False, True])
+    pauses = (pausing for pausing in runs for _ in range(draws.choice([1, 2, 12])))
+    engine.proposer._pauses.due = lambda *_: next(pauses)
     return engine
 
 

@@ -4,7 +4,9 @@ from itertools import pairwise
 
 import pytest
 
+from tandem.drafting.agenda import NO_PLANS
 from tandem.drafting.choosing import Method
+from tandem.drafting.costs import RoundCosts
 from tandem.drafting.mixture import MixtureProposer
 from tandem.drafting.resting import FIRST_PAUSE, JUDGED_FOR, LEARNT_FOR, LONGEST_PAUSE, Pauses
 from tandem.scheduler import Decode
@@ -25,9 +27,9 @@ def asked_of(pauses, rounds, saves, batch=8, first="a"):
 
 
 def test_pauses_grow_and_between_them_lookups_are_tried():
-    asked = asked_of(Pauses(), range(1, 300), 0.5e-3)
+    asked = asked_of(Pauses(), range(1, 500), 0.5e-3)
     pauses = [b - a - 1 for a, b in pairwise(asked) if b > a + 1]
-    assert pauses == [FIRST_PAUSE, 2 * FIRST_PAUSE, LONGEST_PAUSE, LONGEST_PAUSE]
+    assert pauses == [16, 32, 64, LONGEST_PAUSE, LONGEST_PAUSE]
     assert asked[:WINDOW] == list(range(1, 1 + WINDOW))
     assert asked[WINDOW] == 1 + WINDOW + FIRST_PAUSE
 
@@ -36,11 +38,21 @@ def test_what_pays_never_pauses_and_pauses_begin_anew_behind_it():
     pauses = Pauses()
     assert len(asked_of(pauses, range(1, 200), 2e-3)) == 199
     asked_of(pauses, range(200, 600), 0.0)
-    asked_of(pauses, range(600, 900), 1.0)
-    asked = asked_of(pauses, range(900, 1200), 0.0)
+    asked_of(pauses, range(600, 1000), 1.0)
+    asked = asked_of(pauses, range(1000, 1300), 0.0)
     first = next(a for a, b in pairwise(asked) if b > a + 1)
     assert first + 1 + FIRST_PAUSE in asked
     assert first + FIRST_PAUSE not in asked
+
+
+def test_what_paid_until_now_is_asked_once_more():
+    """Half of what a window brought counts in the next one, but no more than asking takes."""
+    for before, pauses_soon in ((2e-3, False), (100e-3, False), (1.2e-3, True)):
+        pauses = Pauses()
+        assert len(asked_of(pauses, range(1, 200), before)) == 199
+        late = asked_of(pauses, range(200, 215), 0.7e-3)
+        assert (len(late) < 15) == pauses_soon
+        assert len(asked_of(pauses, range(215, 240), 0.0)) < 25
 
 
 def test_a_pause_is_not_for_far_fewer_or_more_requests_nor_for_another_one_alone():
@@ -75,7 +87,7 @@ def test_hopeless_lookups_cost_next_to_nothing_and_are_used_when_they_find_somet
     asked = lookup.asked
     plain = world.rate(batch, 0, 0.0)
     assert world.run(mixture, batch, LONGEST, 1000, requests) > 0.95 * plain
-    assert 100 < lookup.asked - asked < 300
+    assert 60 < lookup.asked - asked < 200
     lookup.chance = 0.95
     windows = 1 if batch == 1 else 2  # with eight, finds must be better to be worth it
     world.run(mixture, batch, LONGEST, windows * (LONGEST_PAUSE + WINDOW), requests)
@@ -111,7 +123,8 @@ def test_what_an_agenda_saves(found):
     tokens = sum(1 + sum(gains[:length]) for length in lengths)
     without = world.pass_s(2) * tokens / 2
     saves = without - world.pass_s(2 + sum(lengths))
-    assert agenda.saves(mixture._plans.without) == pytest.approx(saves, rel=0.05)
+    assert agenda.saves(2 / world.pass_s(2)) == pytest.approx(saves, rel=0.05)
+    assert mixture._plans.without == pytest.approx(1)
 
 
 def test_beside_a_model_lookups_save_what_it_would_not():
@@ -126,15 +139,95 @@ def test_beside_a_model_lookups_save_what_it_would_not():
     mixture._pauses.due = lambda *_: False
     world.run(mixture, 2, LONGEST, 1)
     by_model = max(world.rate(2, k, 0.9, level_s=0.01) for k in range(1 + LONGEST))
-    assert mixture._plans.without == pytest.approx(2 * by_model, rel=0.1)
-    assert by_model > 2 * world.rate(2, 0, 0.0)
+    assert mixture._plans.without == pytest.approx(by_model / world.rate(2, 0, 0.0), rel=0.1)
+    assert mixture._plans.without > 2
+
+
+def test_what_lookups_save_is_compared_with_the_same_number_of_requests(monkeypatch):
+    """Though plans hold for some more or fewer. (These find nothing.)"""
+    saved = []
+    asked = Pauses.asked
+
+    def watched(pauses, now, batch, first, saves, took):
+        saved.append((batch, saves))
+        asked(pauses, now, batch, first, saves, took)
+
+    monkeypatch.setattr(Pauses, "asked", watched)
+    monkeypatch.setattr(Pauses, "due", lambda *_: False)
+    world = World(row_s=0.01)
+    methods = [Method("lookup", Guess(world, 0.5, found=0.0), True)]
+    methods.append(Method("model", Guess(world, 0.8, level_s=0.05), False))
+    mixture = MixtureProposer(methods, LONGEST, world.costs(), clock=world.clock)
+    requests = [make_request([1, 2]) for _ in range(8)]
+    world.run(mixture, 8, LONGEST, 300, requests)
+    for batch in (7, 8) * 10:
+        saved.clear()
+        world.run(mixture, batch, LONGEST, 1, requests[:batch])
+        assert saved[0][0] == batch
+        assert saved[0][1] == pytest.approx(0, abs=0.05)
+
+
+def test_plans_for_one_request_hold_for_no_other():
+    plans = NO_PLANS.anew(1, "a", 5, 1.5)
+    assert plans.hold(1, "a", 6) and not plans.hold(1, "b", 6)
+    many = NO_PLANS.anew(8, "a", 5, 1.5)
+    assert many.hold(7, "b", 6) and not many.hold(5, "a", 6)
+    assert not many.hold(8, "a", many.until)
+
+
+def test_most_rounds_of_lookups_alone_are_not_timed_and_passes_are_learnt_all_the_same():
+    world = World(row_s=0.2)
+    mixture = MixtureProposer(
+        [Method("lookup", Guess(world, 0.9), True)],
+        LONGEST,
+        RoundCosts({1: 1.0, 64: 1.5}),
+        clock=world.clock,
+    )
+    timed = []
+    ended = mixture.watch.ended
+    mixture.watch.ended = lambda *of: timed.append(0) or ended(*of)
+    world.run(mixture, 1, LONGEST, 4000, [make_request([1, 2])])
+    assert mixture._asks
+    assert 100 < len(timed) < 1000
+    (length,) = mixture._agenda.plan.lengths
+    expected = mixture.costs.passes(1 + length)[1 + length]
+    assert expected == pytest.approx(world.pass_s(1 + length), rel=0.2)
+
+
+def test_a_models_drafts_are_timed_though_lookups_mostly_draft():
+    world = World(row_s=0.01)
+    lookup = Guess(world, 0.95, found=0.8, level_s=0.0)
+    methods = [Method("lookup", lookup, True)]
+    methods.append(Method("model", Guess(world, 0.9, level_s=0.1), False))
+    mixture = MixtureProposer(methods, LONGEST, world.costs(), clock=world.clock)
+    world.run(mixture, 1, LONGEST, 300, [make_request([1, 2])])
+    drafts = mixture.costs.drafts(1, LONGEST)
+    assert drafts[LONGEST] == pytest.approx(0.1 * LONGEST, rel=0.1)
+
+
+def test_where_nothing_is_drafted_there_is_room_again_when_a_pause_has_ended():
+    world = World(row_s=1.0)
+    lookup = Guess(world, 0.0, level_s=0.2 / LONGEST)
+    mixture = MixtureProposer(
+        [Method("lookup", lookup, True)], LONGEST, world.costs(), clock=world.clock
+    )
+    requests = [make_request([1, 2]) for _ in range(8)]
+    seen = []
+    for _ in range(600):
+        ends = mixture._pauses._until == mixture._rounds + 1
+        may = mixture.may_draft
+        seen += [may] * ends
+        world.run(mixture, 8, LONGEST, 1, requests)
+    assert len(seen) > 4 and all(seen)
 
 
 class Dear(Guess):
     """It takes its time for whatever it is asked."""
 
+    dear_s = 0.01
+
     def propose(self, decodes, alone=False):
-        self.world.now += 0.01
+        self.world.now += self.dear_s
         return super().propose(decodes, alone)
 
 
@@ -163,11 +256,43 @@ def test_a_model_drafts_on_while_lookups_pause_that_find_less(batch):
     by_model = world.run(alone, batch, LONGEST, 1000, requests)
     lookup.asked = model.asked = 0
     assert world.run(mixture, batch, LONGEST, 1000, requests) > 0.95 * by_model
-    assert 100 < lookup.asked < 300
+    assert 60 < lookup.asked < 200
     assert model.asked > 950
     lookup.chance = 0.99
     world.run(mixture, batch, LONGEST, 4 * (LONGEST_PAUSE + WINDOW), requests)
     assert world.run(mixture, batch, LONGEST, 40, requests) > 1.1 * by_model
+
+
+def test_what_asking_takes_is_not_counted_among_what_rounds_take_beside_their_passes():
+    world = World(between_s=0.3)
+    lookup = Dear(world, 0.95)
+    lookup.dear_s = 0.5
+    mixture = MixtureProposer(
+        [Method("lookup", lookup, True)], LONGEST, world.costs(), clock=world.clock
+    )
+    world.run(mixture, 1, LONGEST, 200, [make_request([1, 2])])
+    assert mixture._asks
+    assert mixture.costs.between.of(1) == pytest.approx(0.3, rel=0.05)
+
+
+def test_a_pause_begins_with_a_plan_of_its_own_and_nothing_is_learnt_of_lookups_in_it():
+    world = World()
+    methods = [Method("lookup", Guess(world, 0.0, level_s=0.2 / LONGEST), True)]
+    methods.append(Method("model", Guess(world, 0.9, level_s=0.05), False))
+    mixture = MixtureProposer(methods, LONGEST, world.costs(), clock=world.clock)
+    requests = [make_request([1, 2]) for _ in range(4)]
+    judged, before, begun = [], False, 0
+    learn = mixture._chooser.judged
+    mixture._chooser.judged = lambda one: judged.append(one) or learn(one)
+    for _ in range(300):
+        world.run(mixture, 4, LONGEST, 1, requests)
+        if before and not mixture._asks:
+            assert mixture._agenda.made == mixture._rounds
+            begun += 1
+        before = mixture._asks
+        assert bool(judged[-1].found) == mixture._asks
+    assert begun > 2
+    assert len(judged) == 300
 
 
 def test_lookups_beside_a_model_are_asked_where_they_save_more_than_that_takes():
@@ -181,7 +306,7 @@ def test_lookups_beside_a_model_are_asked_where_they_save_more_than_that_takes()
 
 def run_until(world, mixture, requests, pausing):
     for _ in range(LONGEST_PAUSE + WINDOW):
-        if mixture._asked != pausing:
+        if mixture._asks != pausing:
             return
         world.run(mixture, 1, LONGEST, 1, requests)
     pytest.fail("it did not come")

@@ -27,24 +27,31 @@ class Plans(NamedTuple):
     lookups find changes that from one round to the next."""
 
     batch: int
-    """Requests, when the first was made."""
+    """Requests, when the first was made, ..."""
+    first: str
+    """... and the first of them."""
     rounds: int
     """For so many they hold, ..."""
     until: int
     """... until this one."""
     known: dict[int, Plan]
     without: float = 0.0
-    """Tokens a second that a step should yield if no lookup were asked."""
+    """Times the rate of no drafts, that a step should have if no lookup were asked."""
 
-    def hold(self, batch: int, now: int) -> bool:
-        """Whether they are for so many requests in this round."""
-        return now < self.until and alike(self.batch, batch)
+    def hold(self, batch: int, first: str, now: int) -> bool:
+        """Whether they are for so many requests in this round; for one alone, only if it is the
+        same. first: of these."""
+        same = batch > 1 or first == self.first
+        return same and now < self.until and alike(self.batch, batch)
 
-    def anew(self, batch: int, now: int, without: float) -> Plans:
+    def anew(self, batch: int, first: str, now: int, without: float) -> Plans:
         """None yet, for so many requests, from this round on."""
         again = alike(self.batch, batch)
         rounds = longer(self.rounds) if again else PLANNED_FOR
-        return Plans(batch, rounds, now + rounds, {}, without)
+        return Plans(batch, first, rounds, now + rounds, {}, without)
+
+
+NO_PLANS = Plans(0, "", 0, 0, {})
 
 
 class Further(NamedTuple):

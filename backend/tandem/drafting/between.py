@@ -16,8 +16,8 @@ def averaged(old: float | None, new: float, memory: float = MEMORY) -> float:
 
 
 class BetweenPasses:
-    """Seconds from the end of a round to that of the next one, its pass and a model's draft not
-    counted."""
+    """Seconds from the end of a round to that of the next one, its pass, a model's draft and asking
+    lookups not counted."""
 
     def __init__(self) -> None:
         self._plain: float | None = None

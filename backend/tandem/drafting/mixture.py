@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from tandem.drafting import Computed, Draft, Proposer, Verdict
-from tandem.drafting.agenda import Agenda, Plans, found_parts
+from tandem.drafting.agenda import NO_PLANS, Agenda, found_parts
 from tandem.drafting.choosing import Chooser, Method
 from tandem.drafting.costs import Load, RoundCosts
 from tandem.drafting.drafter import Drafter
@@ -85,7 +85,7 @@ class MixtureProposer(Proposer):
         """... what the model was sure of, as in `Draft`."""
         self._requests = Notes[Known]()
         self._agenda: Agenda | None = None
-        self._plans = Plans(0, 0, 0, {})
+        self._plans = NO_PLANS
         self._asks = False
         """Whether lookups are asked in the round under way, and..."""
         self._asking_took = 0.0
@@ -111,9 +111,10 @@ class MixtureProposer(Proposer):
         planned = any(agenda.asked)
         resting = planned and self._rests.due(self._rounds, agenda.promised)
         by_model = agenda.probing or (planned and not resting)
-        known = before is not None and (self._asks or agenda.made == before.made)
-        napping = known and (by_model or self._asks) and not agenda.probing
-        napping = napping and self._naps.due(by_model)
+        # (a model's draft between lookups' would come behind a round that was not timed)
+        by_lookups = self._asks and self.model is None
+        settled = before is not None and (by_lookups or agenda.made == before.made)
+        napping = settled and (by_model or by_lookups) and self._naps.due(by_model)
         # what lookups draft for others would have to be verified in the same launch
         alone = alone and not self._asks
         draft = self._carry_out(agenda, by_model, resting, alone, timed=not napping)
@@ -137,6 +138,8 @@ class MixtureProposer(Proposer):
         agenda = self._agenda
         if agenda is None or agenda.idle is None or not agenda.most:
             return True  # where there was no room, it shows when there is some again
+        if self.lookups and not self._pauses.goes_on(self._rounds + 1):
+            return True
         return self._rounds + 1 >= agenda.until or not self._naps.ahead(drafting=False)
 
     def _naps_for(self, decodes: Sequence[Decode]) -> bool:
@@ -194,9 +197,15 @@ class MixtureProposer(Proposer):
             self._chooser.learn(self._rounds)
         agenda = self._make_agenda(decodes, PLANNED_FOR)
         took = self._asking_took = self.watch.clock() - began
-        saves, first = agenda.saves(self._plans.without), decodes[0].request.id
-        self._pauses.asked(self._rounds, len(decodes), first, saves, took)
+        batch, first, load = len(decodes), decodes[0].request.id, _load_of(decodes)
+        saves = agenda.saves(self._plans.without * self._plain_rate(load))
+        self._pauses.asked(self._rounds, batch, first, saves, took)
         return agenda
+
+    def _plain_rate(self, load: Load) -> float:
+        """Tokens a second without drafts."""
+        batch = load.requests
+        return batch / self.costs.rounds(load, batch)[batch]
 
     def _make_agenda(self, decodes: Sequence[Decode], rounds: int) -> Agenda:
         """Holds for so many rounds; not where lookups are asked, whose finds change from one to the
@@ -221,7 +230,7 @@ class MixtureProposer(Proposer):
         batch, wanted, worth, promised = len(decodes), any(asked), 0.0, 1.0
         if wanted:
             worth = self._chooser.worth(plan.rate, asked, load)
-            promised = plan.rate * self.costs.rounds(load, batch)[batch] / batch
+            promised = plan.rate / self._plain_rate(load)
         probing = not wanted and self._may_probe(decodes, requests)
         idle = None if probing or any(plan.lengths) else Draft([[] for _ in decodes])
         until = self._rounds
@@ -250,14 +259,16 @@ class MixtureProposer(Proposer):
         self, decodes: Sequence[Decode], requests: Sequence[Known], load: Load
     ) -> None:
         """Where what is planned holds no longer. (None of these has been looked up yet.)"""
-        if self._asks and self._plans.hold(len(decodes), self._rounds):
+        batch, first = len(decodes), decodes[0].request.id
+        if self._asks and self._plans.hold(batch, first, self._rounds):
             return
         self.watch.learn()
         if not self._asks:
-            self._plans = Plans(0, 0, 0, {})
+            self._plans = NO_PLANS._replace(known={})
             return
-        without = self._chooser.plan(self._choose(decodes, requests, load), load).rate
-        self._plans = self._plans.anew(len(decodes), self._rounds, without)
+        rate = self._chooser.plan(self._choose(decodes, requests, load), load).rate
+        without = rate / self._plain_rate(load)
+        self._plans = self._plans.anew(batch, first, self._rounds, without)
 
     def _choose(
         self, decodes: Sequence[Decode], requests: Sequence[Known], load: Load

@@ -14,7 +14,7 @@ LEARNT_FOR = 8  # rounds in which lookups are asked before it is judged whether 
 JUDGED_FOR = 8  # ... rounds by which it is, of which...
 KEPT = 0.5  # ... so much counts in the next judgement too; where they do not, they pause...
 FIRST_PAUSE = 16  # ... for so many at first, ...
-LONGEST_PAUSE = 64  # ... and ever longer
+LONGEST_PAUSE = 128  # ... and ever longer
 AWAKE = 1  # round that shows what such rounds take, and then...
 NAP = 6  # ... so many that are not, and, where nothing changes, ...
 LONGEST_NAP = 24  # ... ever more
@@ -54,8 +54,8 @@ class Rests:
 
 
 class Naps:
-    """Of the rounds in which what is drafted is planned already, or nothing is, most are not timed:
-    behind a pass each line is slow."""
+    """Of the rounds in which what is drafted is planned already, or nothing is, or lookups alone
+    draft, most are not timed: behind a pass each line is slow."""
 
     def __init__(self) -> None:
         self._awake = self._asleep = 0
@@ -118,7 +118,11 @@ class Pauses:
         """Whether the round `now`, of so many requests, is of one. first: of these. One alone that
         has just come is looked at."""
         same = batch > 1 or first == self._first
-        return same and now < self._until and alike(batch, self._batch)
+        return same and self.goes_on(now) and alike(batch, self._batch)
+
+    def goes_on(self, now: int) -> bool:
+        """Whether the round `now` comes before the end of the last one."""
+        return now < self._until
 
     @property
     def renews(self) -> bool:

@@ -23,7 +23,8 @@ class Begun(NamedTuple):
     follows: bool = True
     """Whether it came right behind the last one that was timed."""
     asking: float = 0.0
-    """Seconds in which lookups were asked, which is judged by itself."""
+    """Seconds in which lookups were asked and what they found was planned with, which is judged by
+    itself."""
 
 
 class _Drafted(NamedTuple):
