@@ -119,7 +119,7 @@ def by_whim(engine, seed):
     _by_clock(engine, lambda: next(times), dearest=10 ** draws.uniform(0, 5))
     runs = itertools.cycle([False, True])
     pauses = (pausing for pausing in runs for _ in range(draws.choice([1, 2, 12])))
-    engine.proposer._pauses.due = lambda *_: next(pauses)
+    engine.proposer.lookups.pauses.due = lambda *_: next(pauses)
     return engine
 
 
@@ -128,7 +128,7 @@ def _by_clock(engine, clock, dearest):
     mixture = engine.proposer
     mixture.costs = mixture._chooser._costs = mixture.watch.costs = costs
     mixture.watch.clock = clock
-    mixture._pauses.due = lambda *_: False
+    mixture.lookups.pauses.due = lambda *_: False
     passed = mixture.passed
 
     def by_clock(rows, seconds):

@@ -228,7 +228,7 @@ def test_before_it_is_judged_whether_lookups_pay_all_is_learnt():
     requests = [make_request([1, 2])]
     world.run(mixture, 1, LONGEST, 2, requests)
     seen = len(mixture._chooser._judged)
-    mixture._pauses._asked = LEARNT_FOR
+    mixture.lookups.pauses._asked = LEARNT_FOR
     world.run(mixture, 1, LONGEST, 1, requests)
     assert seen > 0
     assert len(mixture._chooser._judged) == 1

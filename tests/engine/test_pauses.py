@@ -136,7 +136,7 @@ def test_beside_a_model_lookups_save_what_it_would_not():
     ]
     mixture = MixtureProposer(methods, LONGEST, world.costs(), clock=world.clock)
     world.run(mixture, 2, LONGEST, 200)
-    mixture._pauses.due = lambda *_: False
+    mixture.lookups.pauses.due = lambda *_: False
     world.run(mixture, 2, LONGEST, 1)
     by_model = max(world.rate(2, k, 0.9, level_s=0.01) for k in range(1 + LONGEST))
     assert mixture._plans.without == pytest.approx(by_model / world.rate(2, 0, 0.0), rel=0.1)
@@ -187,7 +187,7 @@ def test_most_rounds_of_lookups_alone_are_not_timed_and_passes_are_learnt_all_th
     ended = mixture.watch.ended
     mixture.watch.ended = lambda *of: timed.append(0) or ended(*of)
     world.run(mixture, 1, LONGEST, 4000, [make_request([1, 2])])
-    assert mixture._asks
+    assert mixture.lookups.asked
     assert 100 < len(timed) < 1000
     (length,) = mixture._agenda.plan.lengths
     expected = mixture.costs.passes(1 + length)[1 + length]
@@ -214,7 +214,7 @@ def test_where_nothing_is_drafted_there_is_room_again_when_a_pause_has_ended():
     requests = [make_request([1, 2]) for _ in range(8)]
     seen = []
     for _ in range(600):
-        ends = mixture._pauses._until == mixture._rounds + 1
+        ends = mixture.lookups.pauses._until == mixture._rounds + 1
         may = mixture.may_draft
         seen += [may] * ends
         world.run(mixture, 8, LONGEST, 1, requests)
@@ -271,7 +271,7 @@ def test_what_asking_takes_is_not_counted_among_what_rounds_take_beside_their_pa
         [Method("lookup", lookup, True)], LONGEST, world.costs(), clock=world.clock
     )
     world.run(mixture, 1, LONGEST, 200, [make_request([1, 2])])
-    assert mixture._asks
+    assert mixture.lookups.asked
     assert mixture.costs.between.of(1) == pytest.approx(0.3, rel=0.05)
 
 
@@ -286,11 +286,11 @@ def test_a_pause_begins_with_a_plan_of_its_own_and_nothing_is_learnt_of_lookups_
     mixture._chooser.judged = lambda one: judged.append(one) or learn(one)
     for _ in range(300):
         world.run(mixture, 4, LONGEST, 1, requests)
-        if before and not mixture._asks:
+        if before and not mixture.lookups.asked:
             assert mixture._agenda.made == mixture._rounds
             begun += 1
-        before = mixture._asks
-        assert bool(judged[-1].found) == mixture._asks
+        before = mixture.lookups.asked
+        assert bool(judged[-1].found) == mixture.lookups.asked
     assert begun > 2
     assert len(judged) == 300
 
@@ -306,7 +306,7 @@ def test_lookups_beside_a_model_are_asked_where_they_save_more_than_that_takes()
 
 def run_until(world, mixture, requests, pausing):
     for _ in range(LONGEST_PAUSE + WINDOW):
-        if mixture._asks != pausing:
+        if mixture.lookups.asked != pausing:
             return
         world.run(mixture, 1, LONGEST, 1, requests)
     pytest.fail("it did not come")

@@ -57,7 +57,7 @@ def test_the_last_tokens_of_an_answer_are_remembered_too(suffix, adaptive):
     [answer] = one.generate([PROMPTS[1]], SamplingParams(temperature=1, seed=3, max_tokens=6))
     *text, last = answer.token_ids
     assert last not in text  # nobody could guess it
-    proposer = one.proposer.lookups[0].proposer if adaptive else one.proposer
+    proposer = one.proposer.lookups.methods[0].proposer if adaptive else one.proposer
     found = proposer.propose([Decode(make_request(text), 1)])
     assert found.tokens == [[last]]
 

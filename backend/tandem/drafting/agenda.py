@@ -36,7 +36,7 @@ class Plans(NamedTuple):
     """... until this one."""
     known: dict[int, Plan]
     without: float = 0.0
-    """Times the rate of no drafts, that a step should have if no lookup were asked."""
+    """The rate that a step should have if no lookup were asked, as a multiple of none's."""
 
     def hold(self, batch: int, first: str, now: int) -> bool:
         """Whether they are for so many requests in this round; for one alone, only if it is the

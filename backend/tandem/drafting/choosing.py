@@ -204,7 +204,7 @@ class Chooser:
     def worth(self, rate: float, asked: Sequence[int], load: Load) -> float:
         """Chance of being kept, from which a token that the model drafts pays for its row of the
         pass and its level of the draft. rate: tokens a second of the step; asked: of the model, for
-        each request."""
+        each request, of which one at least."""
         lengths = [length for length in asked if length]
         batch, rows, levels = load.requests, sum(lengths), max(2, *lengths)
         seconds, drafts = (

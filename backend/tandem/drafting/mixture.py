@@ -27,7 +27,8 @@ from tandem.drafting.costs import Load, RoundCosts
 from tandem.drafting.drafter import Drafter
 from tandem.drafting.gains import Records
 from tandem.drafting.lengths import Plan
-from tandem.drafting.parts import NOTHING, Part, joined, part_of
+from tandem.drafting.lookups import Lookups
+from tandem.drafting.parts import NOTHING, Part, joined
 from tandem.drafting.remembered import (
     IDLE_FOR,
     PLANNED_FOR,
@@ -37,7 +38,7 @@ from tandem.drafting.remembered import (
     held,
     longer,
 )
-from tandem.drafting.resting import Naps, Pauses, Rests
+from tandem.drafting.resting import Naps, Rests
 from tandem.drafting.stopwatch import Begun, Stopwatch
 from tandem.request import Notes, Request
 from tandem.scheduler import Decode
@@ -63,22 +64,21 @@ class MixtureProposer(Proposer):
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """longest: most tokens of a draft. shares_prefixes, most_requests: as in `HeldStates`."""
-        self.lookups = [method for method in methods if method.is_lookup]
+        self.lookups = Lookups([method for method in methods if method.is_lookup])
         self.model = next((method for method in methods if not method.is_lookup), None)
         self.taps = self.model.proposer.taps if self.model else None
         self.costs = costs
         self.longest = longest
-        self._methods = [*self.lookups, *([self.model] if self.model else [])]
+        self._methods = [*self.lookups.methods, *([self.model] if self.model else [])]
         self.watch = Stopwatch(costs, clock)
         self._drafter = None
         if self.model is not None:
-            proposer, place = self.model.proposer, len(self.lookups)
+            proposer, place = self.model.proposer, len(self.lookups.methods)
             self._drafter = Drafter(proposer, place, self.watch, shares_prefixes, most_requests)
         unread = self._drafter.unread if self._drafter else lambda request: 0
         self._chooser = Chooser(self._methods, longest, costs, unread)
         self._rests = Rests()
         self._naps = Naps()
-        self._pauses = Pauses()
         self._asked: Sequence[Known] = ()
         """For whom a method was asked for a draft in the round under way, and..."""
         self._sure: Sequence[Sequence[float]] = ()
@@ -86,11 +86,6 @@ class MixtureProposer(Proposer):
         self._requests = Notes[Known]()
         self._agenda: Agenda | None = None
         self._plans = NO_PLANS
-        self._asks = False
-        """Whether lookups are asked in the round under way, and..."""
-        self._asking_took = 0.0
-        """... seconds that it took, and to plan with what they found."""
-        self._found_nothing = [NOTHING] * len(self.lookups)
         self._rounds = 0
         self._round: Begun | None = None
 
@@ -102,23 +97,24 @@ class MixtureProposer(Proposer):
             self._agenda = None  # nothing is kept of requests that have gone
             return Draft([])
         self._rounds += 1
-        self._asks, self._asking_took = bool(self.lookups) and not self._pauses_for(decodes), 0.0
+        self.lookups.begin(self._rounds, decodes)
+        asking = self.lookups.asked
         if self._naps_for(decodes):
             assert self._agenda is not None and self._agenda.idle is not None
             return self._agenda.idle
         before = self._agenda
-        agenda = self._agenda = self._asking(decodes) if self._asks else self._agenda_of(decodes)
+        agenda = self._agenda = self._asking(decodes) if asking else self._agenda_of(decodes)
         planned = any(agenda.asked)
         resting = planned and self._rests.due(self._rounds, agenda.promised)
         by_model = agenda.probing or (planned and not resting)
         # (a model's draft between lookups' would come behind a round that was not timed)
-        by_lookups = self._asks and self.model is None
+        by_lookups = asking and self.model is None
         settled = before is not None and (by_lookups or agenda.made == before.made)
         napping = settled and (by_model or by_lookups) and self._naps.due(by_model)
         # what lookups draft for others would have to be verified in the same launch
-        alone = alone and not self._asks
+        alone = alone and not asking
         draft = self._carry_out(agenda, by_model, resting, alone, timed=not napping)
-        if by_model or self._asks:
+        if by_model or asking:
             self._asked = agenda.requests
         return draft if napping else self._timed(decodes, draft, by_model)
 
@@ -126,10 +122,10 @@ class MixtureProposer(Proposer):
         """The draft, in a round by which is learnt what rounds take."""
         rows = len(decodes) + sum([len(tokens) for tokens in draft.tokens])
         follows, first, agenda = self._naps.woke(), decodes[0].request.id, self._agenda
-        made = agenda is not None and agenda.made == self._rounds and not self._asks
-        if made and agenda is not None and agenda.idle is not None:
-            follows = False  # a plan that holds so long is not what such rounds take
-        took = self._asking_took
+        if agenda is not None and agenda.idle is not None and agenda.made == self._rounds:
+            # a plan that holds so long is not what such rounds take
+            follows = follows and self.lookups.asked
+        took = self.lookups.took
         self._round = Begun(_load_of(decodes), first, by_model, rows, follows, took)
         return draft
 
@@ -138,16 +134,16 @@ class MixtureProposer(Proposer):
         agenda = self._agenda
         if agenda is None or agenda.idle is None or not agenda.most:
             return True  # where there was no room, it shows when there is some again
-        if self.lookups and not self._pauses.goes_on(self._rounds + 1):
-            return True
-        return self._rounds + 1 >= agenda.until or not self._naps.ahead(drafting=False)
+        coming = self._rounds + 1
+        plans = coming >= agenda.until or self.lookups.may_be_asked(coming)
+        return plans or not self._naps.ahead(drafting=False)
 
     def _naps_for(self, decodes: Sequence[Decode]) -> bool:
         """Whether this is one of the rounds without drafts that are as those before. The last one
         before others are planned is not, or of a draft that is tried behind it nothing would be
         learnt (`Stopwatch`)."""
         agenda = self._agenda
-        if self._asks or agenda is None or self._rounds >= agenda.until - 1:
+        if self.lookups.asked or agenda is None or self._rounds >= agenda.until - 1:
             return False
         return agenda.idles_on(decodes) and self._naps.due(drafting=False)
 
@@ -182,24 +178,17 @@ class MixtureProposer(Proposer):
         known = self._known(came.request)
         return known, self._chooser.choose(came, known, _load_of(decodes), self._rounds)
 
-    def _pauses_for(self, decodes: Sequence[Decode]) -> bool:
-        """Whether lookups are not asked in this round: there is no room for any draft, or they did
-        not pay."""
-        room = any(decode.lookahead for decode in decodes)
-        return not room or self._pauses.due(self._rounds, len(decodes), decodes[0].request.id)
-
     def _asking(self, decodes: Sequence[Decode]) -> Agenda:
         """The agenda of a round in which lookups are; whether that pays is learnt."""
         began = self.watch.clock()
-        if self._pauses.renews:
+        if self.lookups.pauses.renews:
             for decode in decodes:
                 self._known(decode.request).until = self._rounds
             self._chooser.learn(self._rounds)
         agenda = self._make_agenda(decodes, PLANNED_FOR)
-        took = self._asking_took = self.watch.clock() - began
-        batch, first, load = len(decodes), decodes[0].request.id, _load_of(decodes)
-        saves = agenda.saves(self._plans.without * self._plain_rate(load))
-        self._pauses.asked(self._rounds, batch, first, saves, took)
+        took = self.watch.clock() - began
+        saves = agenda.saves(self._plans.without * self._plain_rate(_load_of(decodes)))
+        self.lookups.end(self._rounds, decodes, saves, took)
         return agenda
 
     def _plain_rate(self, load: Load) -> float:
@@ -213,8 +202,8 @@ class MixtureProposer(Proposer):
         requests = [self._known(decode.request) for decode in decodes]
         load = _load_of(decodes)
         self._renew_plans(decodes, requests, load)
-        if self._asks:
-            self._look_up(decodes, requests)
+        if self.lookups.asked:
+            self.lookups.find(decodes, requests)
         choices = self._choose(decodes, requests, load)
         plan = self._plan(choices, load)
         further, gains = self._chooser.further(self.longest), list[float]()
@@ -234,7 +223,7 @@ class MixtureProposer(Proposer):
         probing = not wanted and self._may_probe(decodes, requests)
         idle = None if probing or any(plan.lengths) else Draft([[] for _ in decodes])
         until = self._rounds
-        if not self._asks:
+        if not self.lookups.asked:
             until += held(rounds, batch) if idle is None else IDLE_FOR * rounds
         return Agenda(
             list(decodes),
@@ -260,10 +249,11 @@ class MixtureProposer(Proposer):
     ) -> None:
         """Where what is planned holds no longer. (None of these has been looked up yet.)"""
         batch, first = len(decodes), decodes[0].request.id
-        if self._asks and self._plans.hold(batch, first, self._rounds):
+        asking = self.lookups.asked
+        if asking and self._plans.hold(batch, first, self._rounds):
             return
         self.watch.learn()
-        if not self._asks:
+        if not asking:
             self._plans = NO_PLANS._replace(known={})
             return
         rate = self._chooser.plan(self._choose(decodes, requests, load), load).rate
@@ -301,7 +291,8 @@ class MixtureProposer(Proposer):
         if agenda.idle is not None:
             return agenda.idle
         parts, guessed = [NOTHING] * len(agenda.asked), NO_DRAFT
-        if self._asks and not resting:
+        asking = self.lookups.asked
+        if asking and not resting:
             parts = list(agenda.parts)
         if by_model:
             assert self._drafter is not None
@@ -311,11 +302,12 @@ class MixtureProposer(Proposer):
             else:
                 guessed = self._drafter.draft(agenda, parts, alone, self._rounds, timed)
             self._sure = guessed.sure or ()
-            if not self._asks:  # nobody else's are among them
+            if not asking:  # nobody else's are among them
                 return guessed
         drawn = None
         if guessed.q is not None:
-            drawn = [known.taken >= len(self.lookups) for known in agenda.requests]
+            model = len(self.lookups.methods)
+            drawn = [known.taken == model for known in agenda.requests]
         return joined(parts, guessed, drawn)
 
     def _known(self, request: Request) -> Known:
@@ -326,14 +318,8 @@ class MixtureProposer(Proposer):
             only = names.index(asked) if asked in names else None
             gains: list[Records] = [{} for _ in self._methods]
             known = self._requests[request] = Known(gains, only, noise_of(request))
-        known.found = self._found_nothing
+        known.found = self.lookups.nothing
         return known
-
-    def _look_up(self, decodes: Sequence[Decode], requests: Sequence[Known]) -> None:
-        """Asks every lookup."""
-        drafts = [method.proposer.propose(decodes) for method in self.lookups]
-        for index, known in enumerate(requests):
-            known.found = [part_of(draft, index) for draft in drafts]
 
     # -- learning ------------------------------------------------------------------------------
 
@@ -341,7 +327,7 @@ class MixtureProposer(Proposer):
         if not self._asked:
             return
         requests, found, taken = self._asked, list[list[Part]](), list[int]()
-        if self._asks:  # they find others in the next round
+        if self.lookups.asked:  # they find others in the next round
             found = [known.found for known in requests]
             taken = [known.taken for known in requests]
         asked = self._drafter.asked if self._drafter and self._sure else ()

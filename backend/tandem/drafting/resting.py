@@ -100,7 +100,9 @@ class Pauses:
 
     def __init__(self) -> None:
         self._asked = 0
-        """Rounds since the last pause, as far as they matter."""
+        """Rounds since the last pause, and..."""
+        self._judged = 0
+        """... those since the last judgement."""
         self._worth = 0.0
         """Seconds, of those by which is judged."""
         self._took: float | None = None
@@ -139,10 +141,12 @@ class Pauses:
         if self._asked <= LEARNT_FOR:
             return
         self._worth += saves - self._took
-        if self._asked < LEARNT_FOR + JUDGED_FOR:
+        self._judged += 1
+        if self._judged < JUDGED_FOR:
             return
+        self._judged = 0
         if self._worth >= 0:
-            self._asked, self._rounds = LEARNT_FOR + 1, FIRST_PAUSE
+            self._rounds = FIRST_PAUSE
             self._worth = min(KEPT * self._worth, JUDGED_FOR * self._took)
         else:
             self._asked, self._batch, self._first, self._worth = 0, batch, first, 0.0
