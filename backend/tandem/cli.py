@@ -142,7 +142,9 @@ def demo(
     from tandem.serving.options import ServerOptions
     from tandem.serving.overrides import overridden
 
-    with overridden(model_repository, [model], settings(set_)) as repository:
+    # it asks for one completion again and again: no suffix of the last ones is to be found
+    forgetful = {"suffix_decoding_max_cached_requests": "0"}
+    with overridden(model_repository, [model], forgetful | settings(set_)) as repository:
         options = ServerOptions(repository, (model,), triton=triton)
         code = run_demo(options, context.args, Console())
     raise typer.Exit(code)

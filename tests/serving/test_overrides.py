@@ -1,11 +1,15 @@
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from tandem.cli import app
 from tandem.serving import ServingError
 from tandem.serving.model_config import read_model
 from tandem.serving.overrides import overridden
+from tests.conftest import MODEL_REPOSITORY
 from tests.serving.models import ECHO, write_model
 
 CONFIG = """
@@ -52,3 +56,20 @@ def test_make_names_the_draft_of_a_method() -> None:
     assert "draft_model=eagle3" in settings("suffix,eagle3")
     assert "draft_model=medusa" in settings("medusa")
     assert "draft_model=" not in settings("ngram")
+
+
+@pytest.mark.parametrize("given", [None, "7"])
+def test_the_demo_looks_up_no_answers_of_its_own_unless_it_is_told_to(monkeypatch, given):
+    key = "suffix_decoding_max_cached_requests"
+    seen = []
+
+    def shown(options, arguments, console):
+        config = (options.model_repository / "tandem" / "config.pbtxt").read_text()
+        seen.extend(re.findall(f'{key}" value {{ string_value: "(.*?)"', config))
+        return 0
+
+    monkeypatch.setattr("tandem.serving.foreground.demo", shown)
+    more = [] if given is None else ["--set", f"{key}={given}"]
+    command = ["demo", "--model-repository", str(MODEL_REPOSITORY), *more]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert seen[-1] == (given or "0")  # the last entry of a key wins
