@@ -212,13 +212,61 @@ def test_where_nothing_is_drafted_there_is_room_again_when_a_pause_has_ended():
         [Method("lookup", lookup, True)], LONGEST, world.costs(), clock=world.clock
     )
     requests = [make_request([1, 2]) for _ in range(8)]
-    seen = []
+    ending, others = [], []
     for _ in range(600):
         ends = mixture.lookups.pauses._until == mixture._rounds + 1
-        may = mixture.may_draft
-        seen += [may] * ends
+        (ending if ends else others).append(mixture.may_draft)
         world.run(mixture, 8, LONGEST, 1, requests)
-    assert len(seen) > 4 and all(seen)
+    assert len(ending) > 4 and all(ending)
+    assert others.count(False) > 100
+
+
+def test_where_there_is_no_room_any_more_lookups_are_not_asked():
+    world = World()
+    lookup = Guess(world, 0.95)
+    mixture = MixtureProposer(
+        [Method("lookup", lookup, True)], LONGEST, world.costs(), clock=world.clock
+    )
+    requests = [make_request([1, 2])]
+    world.run(mixture, 1, LONGEST, 20, requests)
+    assert mixture.lookups.asked
+    world.run(mixture, 1, 0, 5, requests)
+    assert not mixture.lookups.asked
+    assert lookup.asked == 20
+
+
+def test_what_rounds_take_is_learnt_where_lookups_are_asked_and_find_nothing(monkeypatch):
+    monkeypatch.setattr(Pauses, "due", lambda *_: False)
+    world = World(between_s=0.3)
+    mixture = MixtureProposer(
+        [Method("lookup", Guess(world, 0.9, found=0.0), True)],
+        LONGEST,
+        world.costs(),
+        clock=world.clock,
+    )
+    world.run(mixture, 1, LONGEST, 50, [make_request([1, 2])])
+    assert mixture.costs.between.of(1) == pytest.approx(0.3)
+
+
+def test_a_model_drafts_and_verifies_in_one_launch_in_pauses_alone():
+    world = World()
+    model = Guess(world, 0.9, level_s=0.05)
+    methods = [Method("lookup", Guess(world, 0.0, level_s=0.2 / LONGEST), True)]
+    mixture = MixtureProposer(
+        [*methods, Method("model", model, False)], LONGEST, world.costs(), clock=world.clock
+    )
+    told = set()
+    drafted = model.propose
+
+    def watched(decodes, alone=False):
+        told.add((mixture.lookups.asked, alone))
+        return drafted(decodes, alone)
+
+    model.propose = watched
+    propose = mixture.propose
+    mixture.propose = lambda decodes: propose(decodes, alone=True)
+    world.run(mixture, 4, LONGEST, 200)
+    assert told == {(True, False), (False, True)}
 
 
 class Dear(Guess):
