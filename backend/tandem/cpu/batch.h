@@ -173,6 +173,9 @@ std::vector<Task> share_out(const Model& model, const Step& step, const std::vec
       run.sums = std::max(run.sums, heads * tiled_rows(rows * shared) * sum_columns(model.head_dim));
     }
   }
+  // By KV heads, as these are prepared: a thread's own keys and queries are in its own caches.
+  const auto before = [](const Task& a, const Task& b) { return a.head < b.head; };
+  std::stable_sort(found.begin(), found.end(), before);
   return found;
 }
 

@@ -18,6 +18,8 @@ constexpr int kSums = kLanes == 16 ? 14 : 6;  // pairs of registers that hold su
 // memory: they wait in the second cache then, which with fewer rows or with more is slower.
 constexpr int kAhead = 2048, kFarAhead = 8192;
 constexpr int kFarFrom = 7, kFarTo = 20;
+// Bytes of x that are asked for at once, and of a thread's first weights.
+constexpr size_t kInputAhead = 48 << 10, kFirstAhead = 16 << 10;
 
 inline int64_t packed_size(int rows, int columns, bool gated) {
   return int64_t(pairs_of(rows, gated)) * kOutputs * columns;
@@ -39,9 +41,6 @@ void pack(const Source* weight, int rows, int columns, bool gated, W* to) {
   }
 }
 
-struct Pair {
-  Floats low, high;
-};
 inline Pair load_pair(const float* from) { return {load(from), load(from + kLanes)}; }
 inline Pair load_pair(const uint16_t* from) {
   const Words words = *reinterpret_cast<const Words*>(from);
@@ -109,8 +108,10 @@ __attribute__((noinline)) void tile(const Group<W>& group, Ahead ahead, const In
   }
 #pragma GCC unroll 1
   for (; k < steps; ++k, ++x, ++later, w += kOutputs) column(0);
-  for (int m = 0; m < M; ++m)
-    group.outputs.put_pair(row + m, group.index, sums[m].low, sums[m].high);
+  Pair found[M];  // (Of the sums themselves no address is taken: they are nowhere but in registers.)
+#pragma GCC unroll 16
+  for (int m = 0; m < M; ++m) found[m] = sums[m];
+  group.outputs.put_pairs(row, M, group.index, found);
 }
 
 template <class W, int M = 1>
@@ -122,24 +123,46 @@ void tiles(int rows, const Group<W>& group, const Ahead& ahead, const Input<W>* 
   tile<W, M, false>(group, ahead, x, row);
 }
 
-// All rows while a group's weights are in the cache; the next group's come meanwhile.
+// Asks for so many bytes, of which the second cache is to have the far ones.
+template <bool kFar>
+void ask_for(const void* from, size_t bytes) {
+  const char *at = static_cast<const char*>(from), *end = at + bytes;
+  for (; at < end; at += 64) __builtin_prefetch(at, 0, kFar ? 2 : 3);
+}
+
+// The first weights that a thread will read of a matrix.
 template <class W>
-void multiply_as(Team& team, const Matrix& matrix, const Input<W>* x, int rows, const Outputs& outputs) {
+void ask_for_first(const Matrix& matrix) {
+  const size_t size = size_t(kOutputs) * steps_of<W>(matrix.columns);
+  const int group = Team::first(pairs_of(matrix.rows, matrix.gated));
+  ask_for<true>(static_cast<const W*>(matrix.weight) + group * size, std::min(size * sizeof(W), kFirstAhead));
+}
+
+// All rows while a group's weights are in the cache; the next group's come meanwhile, and behind the last
+// one the first of the next matrix.
+template <class W>
+void multiply_as(Team& team, const Matrix& matrix, const Input<W>* x, int rows, const Outputs& outputs,
+                 const Matrix* next) {
   if (rows == 0) return;
   const int groups = pairs_of(matrix.rows, matrix.gated), blocks = (rows + kSums - 1) / kSums;
   const int steps = steps_of<W>(matrix.columns);
   const bool far = kIsTwo<W> && rows >= kFarFrom && rows <= kFarTo;
   const size_t size = size_t(kOutputs) * steps;
-  team.each(groups, [&](int index) {
+  // Most of it has just been written by other cores: line by line that takes long, up to 200 ns each.
+  ask_for<false>(x, std::min(size_t(rows) * steps * sizeof(*x), kInputAhead));
+  const auto multiply_group = [&](int index) {
     const Group<W> group{static_cast<const W*>(matrix.weight) + index * size, steps, outputs, index};
     const char* own = reinterpret_cast<const char*>(group.weights);
     const int stride = std::max(1, 64 / blocks);
     Ahead ahead{own + (blocks > 1 ? size * sizeof(W) : far ? kFarAhead : kAhead), stride, far};
     for (int block = 0; block < blocks; ++block) {
-      const int64_t row = rows * block / blocks, next = rows * (block + 1) / blocks;
-      tiles<W>(int(next - row), group, ahead, x + row * steps, row);
+      const int64_t row = rows * block / blocks, end = rows * (block + 1) / blocks;
+      tiles<W>(int(end - row), group, ahead, x + row * steps, row);
       ahead.from += int64_t(size) * sizeof(W) / 64 * stride;
     }
+  };
+  team.each(groups, multiply_group, [&] {
+    if (next) ask_for_first<W>(*next);
   });
 }
 

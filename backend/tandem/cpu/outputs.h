@@ -28,12 +28,29 @@ inline Floats with_bias(Floats sums, const float* bias, int count) {
   return sums + load_some(bias, count);
 }
 
+struct Pair {
+  Floats low, high;
+};
+
 // What becomes of sums: y [rows, outputs], or of gates and what they open half as many, the next layer's
 // input.
 struct Outputs {
   const Matrix& matrix;
   float* y;
   OwnInputs* opened = nullptr;
+
+  // So many rows' pairs of one place.
+  void put_pairs(size_t row, int count, int index, const Pair* sums) const {
+    if (matrix.gated || matrix.bias || (index + 1) * kOutputs > matrix.rows) {
+      for (int i = 0; i < count; ++i) put_pair(row + i, index, sums[i].low, sums[i].high);
+      return;
+    }
+    float* own = y + row * matrix.rows + index * kOutputs;
+    for (int i = 0; i < count; ++i, own += matrix.rows) {
+      store(own, sums[i].low);
+      store(own + kLanes, sums[i].high);
+    }
+  }
 
   void put_pair(size_t row, int index, Floats first, Floats second) const {
     const int half = matrix.rows / 2;

@@ -23,19 +23,22 @@
 namespace {
 
 // `outputs` of x [rows, columns] by the transposed weight, and the bias; then all wait, unless there are no
-// rows.
-void multiply(Team& team, const Matrix& matrix, const Inputs& x, int rows, const Outputs& outputs) {
+// rows. next: the matrix that is multiplied behind this one, if any. (By tiles it was no faster to ask for
+// that.)
+void multiply(Team& team, const Matrix& matrix, const Inputs& x, int rows, const Outputs& outputs,
+              const Matrix* next = nullptr) {
   if (matrix.bfloat && kTiles)
     multiply_by_tiles(team, matrix, x, rows, outputs);
   else if (matrix.bfloat)
-    multiply_as<Half>(team, matrix, static_cast<const Input<Half>*>(x.at()), rows, outputs);
+    multiply_as<Half>(team, matrix, static_cast<const Input<Half>*>(x.at()), rows, outputs, next);
   else
-    multiply_as<float>(team, matrix, x.floats, rows, outputs);
+    multiply_as<float>(team, matrix, x.floats, rows, outputs, next);
 }
 
 // y [rows, matrix.rows] of them all.
-void multiply(Team& team, const Matrix& matrix, const Inputs& x, int rows, float* y) {
-  multiply(team, matrix, x, rows, Outputs{matrix, y});
+void multiply(Team& team, const Matrix& matrix, const Inputs& x, int rows, float* y,
+              const Matrix* next = nullptr) {
+  multiply(team, matrix, x, rows, Outputs{matrix, y}, next);
 }
 
 // So many rows of x, where this layer's input is wanted.
@@ -77,7 +80,7 @@ void attend_all(const Model& model, const Layer& layer, const Inputs& input, con
   const int width = (model.heads + 2 * model.kv_heads) * model.head_dim;
   const int queries = model.heads / model.kv_heads * model.head_dim;  // numbers of a row and KV head
   float* qkv = space.qkv.data();
-  multiply(space.team, layer.qkv, input, step.rows, qkv);
+  multiply(space.team, layer.qkv, input, step.rows, qkv, &layer.out);
   // By KV heads, as far as they go round: threads that write into the same groups wait for each other.
   const int parts = up(step.rows, run.part);
   space.team.each(model.kv_heads * parts, [&](int part) {
@@ -97,44 +100,43 @@ void attend_all(const Model& model, const Layer& layer, const Inputs& input, con
   });
 }
 
-// What follows attention, of so many rows of x and of what it has mixed; next: the scale of the norm
-// behind the layer, which is left in space.normed. Barriers stand where all rows or all columns of
-// what was made are needed.
-void transform(const Model& model, const Layer& layer, const float* next, int rows,
-               const Inputs& mixed, float* x, Space& space) {
+// What follows a layer's attention, of so many rows of x and of what it has mixed; the norm behind the
+// layer is left in space.normed. Barriers stand where all rows or all columns of what was made are needed.
+void transform(const Model& model, int index, int rows, const Inputs& mixed, float* x, Space& space) {
+  const Layer& layer = model.layer[index];
+  const Layer* next = index + 1 < model.layers ? &layer + 1 : nullptr;
   float* delta = space.delta.data();
   Team& team = space.team;
-  multiply(team, layer.out, mixed, rows, delta);
+  multiply(team, layer.out, mixed, rows, delta, &layer.gate_up);
   add_and_normalize(team, model, rows, delta, layer.post_norm, x, space.normed);
-  multiply(team, layer.gate_up, space.normed, rows, Outputs{layer.gate_up, nullptr, &space.inner});
-  multiply(team, layer.down, space.inner, rows, delta);
-  add_and_normalize(team, model, rows, delta, next, x, space.normed);
+  multiply(team, layer.gate_up, space.normed, rows, Outputs{layer.gate_up, nullptr, &space.inner},
+           &layer.down);
+  multiply(team, layer.down, space.inner, rows, delta, next ? &next->qkv : &model.head);
+  add_and_normalize(team, model, rows, delta, next ? next->input_norm : model.final_norm, x, space.normed);
 }
 
 // One layer of what is in space.x; input: what its attention reads of that.
 template <class W>
 void run_layer(const Model& model, int index, const Inputs& input, const Step& step, const Run& run,
                Space& space) {
-  const bool last = index + 1 == model.layers;
-  const float* next = last ? model.final_norm : model.layer[index + 1].input_norm;
   attend_all<W>(model, model.layer[index], input, step, run, run.tasks, space);
-  transform(model, model.layer[index], next, step.rows, space.mixed, space.x.data(), space);
+  transform(model, index, step.rows, space.mixed, space.x.data(), space);
 }
 
 // The last layer for the picked rows: of a prompt's others nothing but keys and values is of use.
 template <class W>
 void run_last_layer(const Model& model, const Inputs& input, const Step& step, const Run& run,
                     Space& space) {
-  const Layer& layer = model.layer[model.layers - 1];
+  const int last = model.layers - 1;
   const size_t width = model.hidden;
-  attend_all<W>(model, layer, input, step, run, run.last_tasks, space);
+  attend_all<W>(model, model.layer[last], input, step, run, run.last_tasks, space);
   space.team.each(step.picked, [&](int i) {
     const size_t row = step.pick[i];
     std::copy_n(&space.x[row * width], width, &space.picked_x[i * width]);
     space.picked.copy_row(i, space.mixed, row);
   });
   float* x = space.picked_x.data();
-  transform(model, layer, model.final_norm, step.picked, space.picked, x, space);
+  transform(model, last, step.picked, space.picked, x, space);
   keep_taps(model, step, model.layers, step.picked, x, space.team);
   keep_normed(model, step, step.picked, x, space.team);
 }

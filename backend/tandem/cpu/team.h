@@ -25,10 +25,10 @@ struct Range {
 // take of it too.
 class alignas(64) Rest {
  public:
-  // Half of what is left of a part of that size, which the thread itself (`own`) takes from the beginning
-  // and others from the end, or nothing. phase: the same for whatever is shared out between the same
-  // barriers.
-  Range take(unsigned phase, uint32_t size, bool own) {
+  // Half of what is left of a part of that size, or `one`, which the thread itself (`own`) takes from the
+  // beginning and others from the end, or nothing. phase: the same for whatever is shared out between the
+  // same barriers.
+  Range take(unsigned phase, uint32_t size, bool own, bool one) {
     uint64_t seen = left_.load(std::memory_order_relaxed);
     for (;;) {
       const bool begun = seen >> 2 * kBits == (phase & kPhases);
@@ -36,8 +36,8 @@ class alignas(64) Rest {
       if (begun) left = {uint32_t(seen >> kBits) & kMost, uint32_t(seen) & kMost};
       // (A part of nothing gets this phase too: numbers of phases come round again.)
       if (begun && left.empty()) return left;
-      const uint32_t half = (left.end - left.begin + 1) / 2;
-      const Range taken = own ? Range{left.begin, left.begin + half} : Range{left.end - half, left.end};
+      const uint32_t some = one ? left.end > left.begin : (left.end - left.begin + 1) / 2;
+      const Range taken = own ? Range{left.begin, left.begin + some} : Range{left.end - some, left.end};
       (own ? left.begin : left.end) = own ? taken.end : taken.begin;
       const uint64_t rest = uint64_t(phase) << 2 * kBits | uint64_t(left.begin) << kBits | left.end;
       if (left_.compare_exchange_weak(seen, rest, std::memory_order_relaxed)) return taken;
@@ -76,6 +76,10 @@ class Team {
       looks < kLooks ? pause() : void(sched_yield());
   }
 
+  // Where this thread's part of what is shared out begins, or another one's.
+  static int first(int count) { return first(count, omp_get_thread_num()); }
+  static int first(int count, int64_t thread) { return int(count * thread / omp_get_num_threads()); }
+
   // some(i) for all i below count, and then all wait. Each thread has a part of its own; whoever is
   // through with it takes of what the next three have left, but not of what they have taken: no two cores
   // are equally fast, for other processes run on them too, or on their hyperthreads.
@@ -87,32 +91,37 @@ class Team {
   // The same; each thread calls `last` before it waits.
   template <class Some, class Last>
   void each(int count, Some some, Last last) {
-    const unsigned phase = phase_.load(std::memory_order_relaxed);
-    const int64_t threads = omp_get_num_threads(), own = omp_get_thread_num();
-    for (int64_t next = own; next < own + std::min(threads, 1 + kOthers); ++next) {
-      const int64_t whose = next % threads;
-      const int64_t begin = count * whose / threads, end = count * (whose + 1) / threads;
-      for (;;) {
-        const Range taken = rests_[whose].take(phase, uint32_t(end - begin), next == own);
-        if (taken.empty()) break;
-        for (uint32_t i = taken.begin; i < taken.end; ++i) some(int(begin + i));
-      }
-    }
+    share(count, some, false);
     last();
     wait();
   }
 
-  // The same one at a time, for few that take very different times.
+  // The same one at a time, for few that take very different times: whoever is through helps anybody.
   template <class Some>
   void each_uneven(int count, Some some) {
-#pragma omp for schedule(dynamic) nowait
-    for (int i = 0; i < count; ++i) some(i);
+    share(count, some, true);
     wait();
   }
 
  private:
   static constexpr int kLooks = 2000;
   static constexpr int64_t kOthers = 3;  // to ask everybody takes long where there are many
+
+  template <class Some>
+  void share(int count, Some some, bool one) {
+    const unsigned phase = phase_.load(std::memory_order_relaxed);
+    const int64_t threads = omp_get_num_threads(), own = omp_get_thread_num();
+    const int64_t asked = one ? threads : std::min(threads, 1 + kOthers);
+    for (int64_t next = own; next < own + asked; ++next) {
+      const int64_t whose = next % threads;
+      const int begin = first(count, whose), end = first(count, whose + 1);
+      for (;;) {
+        const Range taken = rests_[whose].take(phase, uint32_t(end - begin), next == own, one);
+        if (taken.empty()) break;
+        for (uint32_t i = taken.begin; i < taken.end; ++i) some(begin + int(i));
+      }
+    }
+  }
 
   static void pause() {
 #if defined(__SSE2__)

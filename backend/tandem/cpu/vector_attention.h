@@ -40,16 +40,21 @@ inline Floats add_second(const float* x, Words words, Floats sum) {
   return fused(all(*x), reinterpret_cast<Floats>(words & 0xffff0000u), sum);
 }
 
-// Products of N heads' queries with the keys of a piece.
-template <int N, class Q, class W>
-__attribute__((noinline)) void score(const Head* heads, const Q* const* queries, const W* piece,
-                                     int size, int at) {
-  constexpr int kParts = kBlock / kLanes, kPer = kPerWord<W>;
+// Sums of which a score is one, so that fewer products wait for each other.
+template <class Q>
+constexpr int kSplit = std::is_same_v<Q, float> ? 2 : 1;
+
+// Products of N heads' queries with the keys of so many pieces that follow each other.
+template <int N, int kPieces, class Q, class W>
+__attribute__((noinline)) void score(const Head* heads, const Q* const* queries,
+                                     const W* const* pieces, int size, int at) {
+  constexpr int kParts = kBlock / kLanes, kPer = kPerWord<W>, kSums = kSplit<Q>;
   constexpr bool kApart = kPer == 2 && std::is_same_v<Q, float>;
-  Floats sums[N][kParts][2] = {};
+  Floats sums[N][kPieces * kParts][kSums] = {};
   const auto word = [&](int index, int which) {
-    for (int part = 0; part < kParts; ++part) {
-      const Words keys = load_words(piece + (index * kBlock + part * kLanes) * kPer);
+    for (int part = 0; part < kPieces * kParts; ++part) {
+      const W* from = pieces[part / kParts] + (index * kBlock + part % kParts * kLanes) * kPer;
+      const Words keys = load_words(from);
       for (int n = 0; n < N; ++n) {
         const Q* x = queries[n] + index * kPer;
         sums[n][part][which] = add_first<W>(x, keys, sums[n][part][which]);
@@ -57,76 +62,89 @@ __attribute__((noinline)) void score(const Head* heads, const Q* const* queries,
       }
     }
   };
-  const int words = size / kPer, step = kApart ? 1 : 2;
-  for (int index = 0; index + step <= words; index += step) {
-    word(index, 0);
-    if constexpr (!kApart) word(index + 1, 1);
-  }
-  if (words % step) word(words - 1, 0);
+  constexpr int kStep = kApart ? 1 : kSums;
+  const int words = size / kPer;
+  for (int index = 0; index + kStep <= words; index += kStep)
+    for (int i = 0; i < kStep; ++i) word(index + i, i);
+  if (words % kStep) word(words - 1, 0);
   for (int n = 0; n < N; ++n)
-    for (int part = 0; part < kParts; ++part)
-      store(heads[n].scores + at + part * kLanes, sums[n][part][0] + sums[n][part][1]);
+    for (int part = 0; part < kPieces * kParts; ++part) {
+      const Floats* own = sums[n][part];
+      store(heads[n].scores + at + part * kLanes, kSums == 1 ? own[0] : own[0] + own[kSums - 1]);
+    }
 }
 
-// Adds the values of a piece to what N heads mix of kParts registers of columns, by their shares.
+// Adds the values of so many pieces to what N heads mix of kParts registers of columns, by their shares.
 template <int N, int kParts, class Q, class W>
-__attribute__((noinline)) void mix_columns(const Q* const* shares, const W* piece, int size, int column,
-                                           float* sums, int width) {
+__attribute__((noinline)) void mix_columns(const Q* const* shares, const W* const* pieces, int count,
+                                           int size, int column, float* sums, int width) {
   constexpr int kPer = kPerWord<W>;
   Floats own[N][kParts];
   for (int n = 0; n < N; ++n)
     for (int k = 0; k < kParts; ++k) own[n][k] = load(sums + n * width + column + k * kLanes);
-  for (int at = 0; at < kBlock; at += kPer)
-    for (int k = 0; k < kParts; ++k) {
-      const Words values = load_words(piece + at * size + (column + k * kLanes) * kPer);
-      for (int n = 0; n < N; ++n) {
-        own[n][k] = add_first<W>(shares[n] + at, values, own[n][k]);
-        if constexpr (kPer == 2 && std::is_same_v<Q, float>)
-          own[n][k] = add_second(shares[n] + at + 1, values, own[n][k]);
+  for (int piece = 0; piece < count; ++piece)
+    for (int at = 0; at < kBlock; at += kPer)
+      for (int k = 0; k < kParts; ++k) {
+        const Words values = load_words(pieces[piece] + at * size + (column + k * kLanes) * kPer);
+        for (int n = 0; n < N; ++n) {
+          const Q* x = shares[n] + piece * kBlock + at;
+          own[n][k] = add_first<W>(x, values, own[n][k]);
+          if constexpr (kPer == 2 && std::is_same_v<Q, float>)
+            own[n][k] = add_second(x + 1, values, own[n][k]);
+        }
       }
-    }
   for (int n = 0; n < N; ++n)
     for (int k = 0; k < kParts; ++k) store(sums + n * width + column + k * kLanes, own[n][k]);
 }
 
 template <int N, class Q, class W>
-void mix(const Q* const* shares, const W* piece, int size, float* sums) {
+void mix(const Q* const* shares, const W* const* pieces, int count, int size, float* sums) {
   constexpr int kMost = N <= 2 ? 4 : 2;  // that many sums fit the registers
   const int width = sum_columns(size);
   int i = 0;
   for (; i + kMost * kLanes <= width; i += kMost * kLanes)
-    mix_columns<N, kMost>(shares, piece, size, i, sums, width);
-  for (; i < width; i += kLanes) mix_columns<N, 1>(shares, piece, size, i, sums, width);
+    mix_columns<N, kMost>(shares, pieces, count, size, i, sums, width);
+  for (; i < width; i += kLanes) mix_columns<N, 1>(shares, pieces, count, size, i, sums, width);
 }
 
 // Heads at once, whose sums fit the registers.
 constexpr int kScored = kLanes == 8 ? 3 : 8, kMixed = kLanes == 8 ? 4 : 8;
+
+// Pieces that are read together, with each load of a query's or a share's numbers; and whose products are
+// summed at once.
+constexpr int kRun = 4;
+template <class Q>
+constexpr int kScoredPieces = std::is_same_v<Q, float> ? 1 : 2;
 
 // Q: `Factor`.
 template <class Q, class W>
 void score_by_vectors(const Attention<W>& task, Coming<W>& coming) {
   Room<W> room;
   each_chunk(task, [&](int begin, int end, int kv_head) {
-    for (int at = begin; at < end; at += kBlock) {
-      coming.next();
-      const W* piece = keys_at(task, at, kv_head, room);
+    const W* pieces[kChunk / kBlock];
+    const int count = up(end - begin, kBlock);
+    for (int i = 0; i < count; ++i) pieces[i] = keys_at(task, begin + i * kBlock, kv_head, room);
+    in_turns<kScoredPieces<Q>>(count, [&](auto some, int first) {
+      for (int i = 0; i < some; ++i) coming.next();
       in_turns<kScored>(task.count, [&](auto n, int from) {
         const Q* queries[n];
         for (int head = 0; head < n; ++head)
           queries[head] = query_of<Q>(task, kv_head * task.count + from + head);
-        score<n>(task.heads + kv_head * task.count + from, queries, piece, task.size, at);
+        score<n, some>(task.heads + kv_head * task.count + from, queries, pieces + first, task.size,
+                       begin + first * kBlock);
       });
-    }
+    });
   });
 }
 
-// Values of a piece, mixed by the shares of so many heads, [count, line], into sums.
+// Values of so many pieces, mixed by the shares of so many heads, [heads, line], into sums.
 template <class Q, class W>
-void mix_piece(const Q* shares, int line, int count, const W* piece, int size, float* sums) {
-  in_turns<kMixed>(count, [&](auto n, int from) {
+void mix_pieces(const Q* shares, int line, int heads, const W* const* pieces, int count, int size,
+                float* sums) {
+  in_turns<kMixed>(heads, [&](auto n, int from) {
     const Q* own[n];
     for (int head = 0; head < n; ++head) own[head] = shares + size_t(from + head) * line;
-    mix<n>(own, piece, size, sums + from * sum_columns(size));
+    mix<n>(own, pieces, count, size, sums + from * sum_columns(size));
   });
 }
 
@@ -165,17 +183,21 @@ void mix_by_vectors(const Attention<W>& task, Coming<W>& coming) {
   Room<W> room;
   each_chunk(task, [&](int begin, int end, int kv_head) {
     const auto* shares = reinterpret_cast<const Q*>(task.heads[kv_head * task.count].scores);
-    for (int at = begin; at < end; at += kBlock) {
-      coming.next();
-      if (at >= whole) continue;
-      mix_piece(shares + at, task.line * kWidth, task.count, values_at(task, at, whole, kv_head, room),
-                task.size, task.sums + kv_head * size);
+    const W* pieces[kRun];
+    for (int at = begin; at < std::min(end, whole); at += kRun * kBlock) {
+      const int count = std::min(kRun, up(std::min(end, whole) - at, kBlock));
+      for (int i = 0; i < count; ++i) {
+        coming.next();
+        pieces[i] = values_at(task, at + i * kBlock, whole, kv_head, room);
+      }
+      mix_pieces(shares + at, task.line * kWidth, task.count, pieces, count, task.size,
+                 task.sums + kv_head * size);
     }
   });
   for (int head = 0; whole < task.end && head < task.kv_heads; ++head)
     each_path<Q>(task, head, [&](int first, const W* piece, const Q* shares) {
-      mix_piece(shares, kBlock, task.shared, piece, task.size,
-                task.sums + head * size + first * width);
+      mix_pieces(shares, kBlock, task.shared, &piece, 1, task.size,
+                 task.sums + head * size + first * width);
     });
 }
 
