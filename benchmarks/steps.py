@@ -1,9 +1,10 @@
 """What a step takes: passes by their rows against the memory's limit, and the engine's own work.
 
 `python -m benchmarks.steps` measures, for the demo target and larger ones of the same function, a
-pass over 1 to 32 rows behind 256 tokens (a pass over one row reads every weight once: its bytes a
-second are compared with what the machine reads), and for batches of 1 and 8 how much of a step is
-not spent in the models' passes. It writes benchmarks/results/steps.json.
+pass over 1 to 32 rows behind 256 tokens and behind passes over as many rows (over one row it reads
+every weight once: its bytes a second are compared with what the machine reads), and for batches of
+1 and 8 how much of a step is not spent in the models' passes. It writes
+benchmarks/results/steps.json.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ TARGETS = {"demo": None, "200 MB": 200, "600 MB": 600}
 ROWS = (1, 2, 4, 8, 16, 32)
 CONTEXT = 256
 BATCHES = (1, 8)
+BEFORE = 3
+"""Passes over as many rows before each that is timed: in decoding, too, the caches hold what the
+last such pass has left there."""
 WARM_UP = 320  # steps, of which some are watched (`tandem.cpu.host_code`)
 
 
@@ -65,10 +69,10 @@ def _passes(runner: Runner, size: int, repeats: int, reader: Reader) -> dict[str
     reads: list[float] = []
     for _ in range(repeats + 2):
         reads.append(reader.seconds())
-        for _ in range(3):  # as in decoding, the caches hold what they can of the weights
-            runner.forward([1], [Query(blocks, CONTEXT, 1)])
         for rows in ROWS:
             query = Query(blocks, CONTEXT, rows)
+            for _ in range(BEFORE):
+                runner.forward([1] * rows, [query])
             start = time.perf_counter()
             runner.forward([1] * rows, [query])
             seconds[rows].append(time.perf_counter() - start)
