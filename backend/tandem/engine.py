@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -140,12 +140,13 @@ class NativeEngine:
             return self._round()
 
     def _round(self) -> list[RequestOutput]:
-        plan = self.scheduler.schedule(self.proposer.may_draft)
+        keeps_states = self.proposer.keeps_states(*self.scheduler.load)
+        plan = self.scheduler.schedule(self.proposer.may_draft, keeps_states)
         begun = time.perf_counter()
         draft = self.proposer.propose(plan.decodes, alone=not plan.prefills)
         drafting = time.perf_counter() - begun
         batch = target_batch(plan, draft)
-        passed, verified = self._verify(batch, drafting)
+        passed, verified = self._verify(batch, self.proposer.taps_of(plan), drafting)
         self._tell_times(batch, verified)
         verdicts = verified.verdicts
         outputs = self._commit(plan, batch, passed.logits, verdicts)
@@ -156,12 +157,15 @@ class NativeEngine:
         self.steps += 1
         return outputs
 
-    def _verify(self, batch: TargetBatch, drafting: float) -> tuple[Passed, Verified]:
-        """By a pass of the target, where the draft is not verified already. drafting: seconds."""
+    def _verify(
+        self, batch: TargetBatch, taps: Sequence[int] | None, drafting: float
+    ) -> tuple[Passed, Verified]:
+        """By a pass of the target, where the draft is not verified already. taps: as in `Proposer`;
+        drafting: seconds."""
         if batch.draft.verified is not None:
             return NO_PASS, batch.draft.verified
         begun = time.perf_counter()
-        passed = self.target.forward(batch.tokens, batch.queries, batch.rows, self.proposer.taps)
+        passed = self.target.forward(batch.tokens, batch.queries, batch.rows, taps)
         verdicts = verify(passed, batch.requests, batch.draft, self.sampler, self.as_blocks)
         return passed, Verified(verdicts, drafting, time.perf_counter() - begun)
 

@@ -65,14 +65,19 @@ class BlockManager:
 
     # -- admission -----------------------------------------------------------------------------
 
-    def adopt_prefix(self, request: Request) -> int:
+    def adopt_prefix(self, request: Request, keeps_states: bool = True) -> int:
         """Gives a request without blocks the longest cached prefix; returns its tokens.
 
-        At least the last token is left to compute, since its logits are needed.
+        At least the last token is left to compute, since its logits are needed. keeps_states: a
+        head is to draft for it, which needs KV of its own for all of it.
         """
         if not self.prefix_caching:
             return 0
         for hit in self._cached_prefix(request):
+            if self.reads_ahead and hit.block not in self._drafted:
+                if keeps_states:
+                    break
+                request.states_lost = True
             self._use(hit.block)
             request.blocks.append(hit.block)
             request.block_keys.append(hit.key)
@@ -114,7 +119,8 @@ class BlockManager:
             return
         known = request.computed
         if self.reads_ahead:  # a head's KV belongs to the block, and depends on the next token
-            known = min(known, request.draft_computed, len(request.tokens) - 1)
+            known = min(known, len(request.tokens) - 1)
+            known = known if request.states_lost else min(known, request.draft_computed)
         full = known // self.block_size
         if len(request.block_keys) == full:
             return
@@ -124,11 +130,30 @@ class BlockManager:
             content = (parent, self._tokens_of(request, index))
             cached = self._index.get(content)
             if cached is None:
-                cached = CachedBlock(request.blocks[index], next(self._keys))
-                self._index[content] = cached
-                self._content[cached.block] = content
+                cached = self._know(content, request.blocks[index], next(self._keys))
+            elif self._holds_more(request, index, cached.block):
+                self._forget(cached.block)
+                cached = self._know(content, request.blocks[index], cached.key)
             request.block_keys.append(cached.key)
         self._mark_drafted(request)
+
+    def _know(self, content: tuple[int, tuple[int, ...]], block: int, key: int) -> CachedBlock:
+        self._content[block] = content
+        cached = self._index[content] = CachedBlock(block, key)
+        return cached
+
+    def _holds_more(self, request: Request, index: int, block: int) -> bool:
+        """Whether the request's block holds a head's KV, which a cached one of the same text does
+        not."""
+        own = (index + 1) * self.block_size <= request.draft_computed
+        return self.reads_ahead and own and block not in self._drafted
+
+    def _forget(self, block: int) -> None:
+        """It is not found any more."""
+        del self._index[self._content.pop(block)]
+        if block in self._idle:
+            del self._idle[block]
+            self._free.append(block)
 
     def release(self, request: Request) -> None:
         """Takes all blocks back. Known ones stay cached, the deepest evicted first."""
@@ -143,6 +168,7 @@ class BlockManager:
         request.blocks.clear()
         request.block_keys.clear()
         request.computed = request.draft_computed = 0
+        request.states_lost = False
 
     def _mark_drafted(self, request: Request) -> None:
         for block in request.blocks[: request.draft_computed // self.block_size]:
@@ -185,6 +211,7 @@ class BlockManager:
         assert not set(self._free) & set(self._idle), "a block is both free and cached"
         assert set(self._idle) <= set(self._content), "an idle block has no known content"
         assert len(self._index) == len(self._content), "index and contents disagree"
+        assert self._drafted <= set(self._content), "a draft's KV is in blocks of unknown content"
         texts = {len(tokens) for _, tokens in self._content.values()}
         assert texts <= {self.block_size + self.reads_ahead}, "not all of a cached block is text"
         if idle:

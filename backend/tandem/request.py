@@ -263,6 +263,9 @@ class Request:
     """Leading tokens whose KV the target holds (set by the engine's commit)."""
     draft_computed: int = 0
     """Leading tokens whose KV the draft holds (set by the proposer)."""
+    states_lost: bool = False
+    """Whether the target's hidden states of some of its text have not been kept, so that no head
+    can draft for it (set by the proposer, and where it adopts such text)."""
     blocks: list[int] = field(default_factory=list)
     """Block table (set by the block manager)."""
     block_keys: list[int] = field(default_factory=list)

@@ -46,6 +46,10 @@ class StepPlan(NamedTuple):
     decodes: list[Decode]
     prefills: list[Prefill]
 
+    def requests(self) -> list[Request]:
+        """Of which tokens are computed."""
+        return [request for request, _ in (*self.decodes, *self.prefills)]
+
 
 class Scheduler:
     """Queues and the policy over them."""
@@ -83,8 +87,15 @@ class Scheduler:
     def idle(self) -> bool:
         return not self.waiting and not self.running
 
-    def schedule(self, may_draft: bool = True) -> StepPlan:
-        """Chooses the next step's work and reserves its slots. may_draft: as in `Proposer`."""
+    @property
+    def load(self) -> tuple[int, int]:
+        """Requests that run, and that wait, as far as there is room."""
+        running = len(self.running)
+        return running, min(len(self.waiting), self.config.max_num_seqs - running)
+
+    def schedule(self, may_draft: bool = True, keeps_states: bool = True) -> StepPlan:
+        """Chooses the next step's work and reserves its slots. may_draft, keeps_states: as in
+        `Proposer`; where no states are kept, prefixes are adopted that no head has read."""
         budget = self.config.max_num_batched_tokens
         ready: list[Request] = []
         reading: list[Request] = []
@@ -95,7 +106,7 @@ class Scheduler:
         if reading:  # (behind a pass each function that is called takes microseconds)
             prefills, budget = self._continue_prefills(reading, budget)
         if self.waiting:
-            prefills += self._admit(budget)
+            prefills += self._admit(budget, keeps_states)
         return StepPlan(decodes, prefills)
 
     def _schedule_decodes(
@@ -174,11 +185,11 @@ class Scheduler:
             budget -= length
         return prefills, budget
 
-    def _admit(self, budget: int) -> list[Prefill]:
+    def _admit(self, budget: int, keeps_states: bool) -> list[Prefill]:
         prefills: list[Prefill] = []
         while self.waiting and budget > 0 and len(self.running) < self.config.max_num_seqs:
             request = self.waiting[0]
-            self.blocks.adopt_prefix(request)
+            self.blocks.adopt_prefix(request, keeps_states)
             length = min(len(request.tokens) - request.computed, budget)
             # Room for the whole text: a request that cannot finish its prefill is not begun.
             if not self.blocks.reserve(request, len(request.tokens)):

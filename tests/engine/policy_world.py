@@ -113,14 +113,29 @@ def always_pays(engine):
 
 
 def by_whim(engine, seed):
-    """Costs and pauses are drawn, so that the engine's mixture decides one way and another."""
+    """Costs and pauses are drawn, and whether a head's states are kept, so that the engine's
+    mixture decides one way and another."""
     draws = random.Random(seed)
     times = itertools.accumulate(draws.choice([0.1, 1.0, 3.0]) for _ in itertools.count())
     _by_clock(engine, lambda: next(times), dearest=10 ** draws.uniform(0, 5))
     runs = itertools.cycle([False, True])
     pauses = (pausing for pausing in runs for _ in range(draws.choice([1, 2, 12])))
     engine.proposer.lookups.pauses.due = lambda *_: next(pauses)
+    if engine.proposer.model is not None:
+        spares_by_whim(engine, draws)
     return engine
+
+
+def spares_by_whim(engine, draws):
+    """Whether a head's states are kept is drawn: mostly they are, but for a few rounds."""
+    sparing = engine.proposer._drafter.sparing
+    runs = itertools.cycle([(False, [5, 20, 40]), (True, [1, 2, 12])])
+    drawn = (spares for spares, lengths in runs for _ in range(draws.choice(lengths)))
+
+    def look(*_):
+        sparing.spares = next(drawn)
+
+    sparing.look = look
 
 
 def _by_clock(engine, clock, dearest):

@@ -43,11 +43,41 @@ void share(Team& team, int threads, int count, int others) {
     if (done[i] != (i < count)) std::printf("%d of %d: done %d times\\n", i, count, done[i]);
 }
 
+// The same one at a time. A slow thread has not done its first one before all others are.
+void share_uneven(Team& team, int threads, int count, int slow) {
+  std::fill(done.begin(), done.end(), 0);
+  std::atomic<int> left{count};
+#pragma omp parallel num_threads(threads)
+  {
+    team.each_uneven(count, [&](int i) {
+      const auto late = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+      while (omp_get_thread_num() == slow && left > 1)
+        if (std::chrono::steady_clock::now() > late) {
+          std::printf("nobody has helped thread %d of %d\\n", slow, threads);
+          break;
+        }
+      --left;
+#pragma omp atomic
+      ++done[i];
+    });
+    if (left != 0) std::printf("passed while %d were left\\n", left.load());
+  }
+  for (int i = 0; i < int(done.size()); ++i)
+    if (done[i] != (i < count)) std::printf("%d of %d: done %d times\\n", i, count, done[i]);
+}
+
 int main() {
   Team team;
   team.fit(7);
   for (int threads = 1; threads <= 7; ++threads)
     for (int count : {0, 1, 2, 3, 5, 6, 7, 8, 40, 999}) share(team, threads, count, 0);
+  for (int threads = 1; threads <= 7; ++threads)
+    for (int count : {0, 1, 2, 3, 5, 6, 7, 8, 40, 999}) {
+      share_uneven(team, threads, count, -1);
+      share(team, threads, count, 0);
+    }
+  for (int threads = 2; threads <= 7; ++threads)
+    for (int slow = 0; slow < threads; ++slow) share_uneven(team, threads, 4 * threads, slow);
   share(team, 2, 400, 300);  // its own, and all that the first has not taken yet
   share(team, 1, 1, 0);
   for (int phase = 1; phase < 1 << 20; ++phase) team.each(0, [](int) {});

@@ -84,6 +84,54 @@ def test_a_block_is_a_prefix_once_the_head_has_been_there_too():
         assert adopted(blocks, [1, 2, 9, 9]).computed == 0
 
 
+def lose(blocks: BlockManager, tokens: list[int], drafted: int = 0) -> Request:
+    """As `run`, of a request whose hidden states have not been kept for the head."""
+    request = make_request(tokens)
+    blocks.adopt_prefix(request, keeps_states=False)
+    request.states_lost = True
+    assert blocks.reserve(request, len(tokens))
+    request.computed, request.draft_computed = len(tokens), max(drafted, request.draft_computed)
+    blocks.register(request)
+    return request
+
+
+def test_a_prefix_without_the_heads_kv_is_for_those_alone_that_no_head_drafts_for():
+    tokens = [1, 2, 3, 4, 5, 6, 7]
+    for drafted in (0, 4):
+        blocks = BlockManager(8, SIZE, True, reads_ahead=True)
+        lose(blocks, tokens, drafted)
+        assert adopted(blocks, [*tokens, 8]).computed == drafted
+        other = make_request([*tokens, 8])
+        blocks.adopt_prefix(other, keeps_states=False)
+        assert (other.computed, other.draft_computed, other.states_lost) == (6, drafted, True)
+    other = make_request([*tokens[:5], 9])
+    blocks.adopt_prefix(other, keeps_states=False)
+    assert (other.computed, other.states_lost) == (4, False)
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_the_heads_kv_comes_to_a_prefix_with_the_next_request_that_has_it(runs):
+    """runs: the first one still does, and keeps its blocks."""
+    tokens = [1, 2, 3, 4, 5, 6, 7]
+    blocks = BlockManager(16, SIZE, True, reads_ahead=True)
+    first = lose(blocks, tokens)
+    behind = lose(blocks, [*tokens, 8, 9])
+    if not runs:
+        blocks.release(first)
+        blocks.release(behind)
+    second = run(blocks, tokens, drafted=6)
+    blocks.check_integrity(idle=False)
+    third = adopted(blocks, [*tokens, 8, 9])
+    assert (third.blocks, third.draft_computed) == (second.blocks[:3], 6)
+    other = make_request([*tokens, 8, 9])
+    blocks.adopt_prefix(other, keeps_states=False)
+    assert (other.computed, other.states_lost) == (8, True)  # what is behind it is found as before
+    for request in (second, third, other, *((first, behind) if runs else ())):
+        blocks.release(request)
+    blocks.check_integrity(idle=True)
+    assert not other.states_lost
+
+
 def test_the_same_tokens_behind_another_prefix_are_not_shared():
     blocks = BlockManager(8, SIZE, True)
     run(blocks, [1, 2, 3, 4, 5])
@@ -278,5 +326,66 @@ class Pool(RuleBasedStateMachine):
                     assert cache[self.slot(request, position)] == expected
 
 
+class HeadsPool(Pool):
+    """A head in the draft's place, whose KV depends on the next token too; it is not shown all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = BlockManager(NUM_BLOCKS, SIZE, True, reads_ahead=True)
+        self.keeps_states = True
+
+    def begin(self, request: Request) -> None:
+        self.blocks.adopt_prefix(request, self.keeps_states)
+        if self.blocks.reserve(request, len(request.tokens)):
+            self.running.append(request)
+        else:
+            self.blocks.release(request)
+
+    def fill(self, cache: dict, request: Request, start: int, end: int) -> None:
+        ahead = 1 if cache is self.draft else 0
+        for position in range(start, end):
+            cache[self.slot(request, position)] = tuple(request.tokens[: position + 1 + ahead])
+
+    @rule(keeps=st.booleans())
+    def decide(self, keeps):
+        self.keeps_states = keeps
+
+    @precondition(lambda self: self.running)
+    @rule(index=st.integers(0, 9))
+    def lose(self, index):
+        self.choose(index).states_lost = True
+
+    @precondition(lambda self: self.running)
+    @rule(index=st.integers(0, 9), count=st.integers(1, 6))
+    def catch_up(self, index, count):
+        request = self.choose(index)
+        end = min(request.computed, len(request.tokens) - 1, request.draft_computed + count)
+        if request.states_lost or end <= request.draft_computed:
+            return
+        self.fill(self.draft, request, request.draft_computed, end)
+        request.draft_computed = end
+        self.blocks.register(request)
+
+    @invariant()
+    def who_is_drafted_for_has_the_heads_kv_of_all_that_was_adopted(self):
+        for request in self.running:
+            if not request.states_lost:
+                adopted = len(request.block_keys) * SIZE
+                assert request.draft_computed >= adopted
+
+    @invariant()
+    def every_cache_holds_each_requests_own_text(self):
+        for request in self.running:
+            for cache, length, ahead in (
+                (self.target, request.computed, 0),
+                (self.draft, request.draft_computed, 1),
+            ):
+                for position in range(length):
+                    expected = tuple(request.tokens[: position + 1 + ahead])
+                    assert cache[self.slot(request, position)] == expected
+
+
 TestPool = Pool.TestCase
 TestPool.settings = settings(max_examples=120, stateful_step_count=40)
+TestHeadsPool = HeadsPool.TestCase
+TestHeadsPool.settings = settings(max_examples=120, stateful_step_count=40)

@@ -201,7 +201,20 @@ def test_where_a_model_hardly_pays_some_rounds_go_without_it(chance, rests):
     asked = model.asked
     world.run(mixture, 1, LONGEST, 610, [make_request([1, 2])])
     without = 610 - (model.asked - asked)
-    assert 10 <= without <= 16 if rests else without == 0
+    assert 10 <= without <= 16 if rests else 1 <= without <= 4
+
+
+def test_rounds_without_drafts_that_have_become_quicker_are_found_out():
+    """Though drafts promise far more than none: it rests on what passes took before."""
+    world = World()
+    mixture = of_a_model(world, Guess(world, 0.6, level_s=0.02))
+    world.pass_s = lambda rows: 2 + 0.01 * rows
+    world.run(mixture, 1, LONGEST, 1500)
+    rate = world.run(mixture, 1, LONGEST, 500)
+    assert rate > 1.3 / world.pass_s(1)
+    world.pass_s = lambda rows: 1.0 if rows == 1 else 4.0  # rows are dear now, memory is not
+    world.run(mixture, 1, LONGEST, 15_000)
+    assert world.run(mixture, 1, LONGEST, 500) > 0.95
 
 
 def test_the_first_rests_behind_a_pause_come_soon():
@@ -241,13 +254,13 @@ def test_a_rest_goes_on_until_it_has_shown_something_whatever_is_promised_meanwh
     """shows: which of its rounds; None: none does."""
     rests, rested = Rests(), []
     for now in range(1, 2000):
-        if rests.due(now, 2.0 if now < 300 or now % 5 == 0 else 1.2):
+        if rests.due(now, 2.0 if now < 250 or now % 5 == 0 else 1.2):
             rested.append(now)
             if shows and len(rested) % shows == 0:
                 rests.shown(now)
     last = shows or LONGEST_REST
     begins, ends = rested[::last], rested[last - 1 :: last]
-    assert rested[0] == 301
+    assert rested[0] in range(251, 256)
     assert all(end - begin == last - 1 for begin, end in zip(begins, ends, strict=False))
     apart = [begin - end for begin, end in zip(begins[1:], ends, strict=False)]
     assert apart[:2] == [pytest.approx(2 * FIRST_REST, abs=1), pytest.approx(4 * FIRST_REST, abs=1)]

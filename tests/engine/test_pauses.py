@@ -117,7 +117,7 @@ def test_what_an_agenda_saves(found):
     mixture = MixtureProposer([lookup], LONGEST, world.costs(), clock=world.clock)
     mixture.propose([Decode(make_request([1, 2]), LONGEST) for _ in range(2)])
     agenda = mixture._agenda
-    choice = agenda.requests[0].choices[LONGEST, LONGEST * bool(found)]
+    choice = agenda.requests[0].choices[LONGEST, False, LONGEST * bool(found)]
     lengths, gains = agenda.plan.lengths, choice.option.gains
     assert bool(lengths[0]) == bool(found)
     tokens = sum(1 + sum(gains[:length]) for length in lengths)

@@ -59,7 +59,7 @@ class RandomTrees(Proposer):
 class Reading:
     """A guesser that still reads all texts."""
 
-    taps, max_depth, at_once = None, 9, None
+    taps, reads_all, max_depth, at_once = None, True, 9, None
 
     def ready(self, decodes):
         return []

@@ -169,6 +169,7 @@ void grow(const Model& model, const Chains& chains, const Step* first, Space& sp
     places = places_of(chains.ids, model.head.rows, chains.vocabulary);
   if (chains.states) feed.made.assign(chains.states, chains.states + chains.count * width);
   space.draws.resize(model.threads);
+  space.team.fit(model.threads);
   const auto draw_own = [&](int depth, const float* logits) {
     draw_all(chains, growing, depth, logits, model.head.rows, chains.ids,
              places.empty() ? nullptr : places.data(), space);

@@ -41,7 +41,7 @@ struct Outputs {
 
   // So many rows' pairs of one place.
   void put_pairs(size_t row, int count, int index, const Pair* sums) const {
-    if (matrix.gated || matrix.bias || (index + 1) * kOutputs > matrix.rows) {
+    if (opened || matrix.gated || matrix.bias || (index + 1) * kOutputs > matrix.rows) {
       for (int i = 0; i < count; ++i) put_pair(row + i, index, sums[i].low, sums[i].high);
       return;
     }

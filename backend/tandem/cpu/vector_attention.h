@@ -1,8 +1,9 @@
 // Attention by registers of floats, or where the processor has them (twos.h), and keys and values are
 // bfloat16, by products of two: queries go in rounded then, as a linear layer's input does, and so do shares.
 //
-// A score sums even columns, or pairs of them, by themselves and odd ones by themselves. Values are summed
-// position after position of the text, or pair after pair, what a row does not see adding zeros.
+// A score sums pairs of columns one after the other, or of floats even columns by themselves and odd ones by
+// themselves. Values are summed position after position of the text, or pair after pair, what a row does not
+// see adding zeros.
 #pragma once
 
 #include "cache.h"
@@ -184,12 +185,12 @@ void mix_by_vectors(const Attention<W>& task, Coming<W>& coming) {
   each_chunk(task, [&](int begin, int end, int kv_head) {
     const auto* shares = reinterpret_cast<const Q*>(task.heads[kv_head * task.count].scores);
     const W* pieces[kRun];
-    for (int at = begin; at < std::min(end, whole); at += kRun * kBlock) {
+    for (int at = begin; at < end; at += kRun * kBlock) {
+      for (int i = 0; i < std::min(kRun, up(end - at, kBlock)); ++i) coming.next();
       const int count = std::min(kRun, up(std::min(end, whole) - at, kBlock));
-      for (int i = 0; i < count; ++i) {
-        coming.next();
+      for (int i = 0; i < count; ++i)
         pieces[i] = values_at(task, at + i * kBlock, whole, kv_head, room);
-      }
+      if (count <= 0) continue;
       mix_pieces(shares + at, task.line * kWidth, task.count, pieces, count, task.size,
                  task.sums + kv_head * size);
     }

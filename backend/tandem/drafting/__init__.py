@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tandem.drafting.confidence import Confidence
 from tandem.request import Request
-from tandem.scheduler import Decode
+from tandem.scheduler import Decode, StepPlan
 
 
 class Verdict(NamedTuple):
@@ -81,6 +81,8 @@ class Proposer(ABC):
     """Which hidden states of the target it wants: the inputs of these layers, side by side; the
     last layer's, normed, where there are none; None: it wants no hidden states."""
 
+    reads_all: bool = True
+    """Whether the hidden states of all of a text must be shown to it, not its end's alone."""
     longest: int = sys.maxsize
     """Most tokens it can draft."""
     confidence: Confidence | None = None
@@ -91,6 +93,15 @@ class Proposer(ABC):
         """Whether in the next round, if it is for the same requests, there may be drafts: otherwise
         no room need be found for them."""
         return True
+
+    def keeps_states(self, running: int, waiting: int) -> bool:
+        """Whether in the next round, for so many requests, hidden states are kept where `taps` asks
+        for them. waiting: of these, as far as there is room for them."""
+        return True
+
+    def taps_of(self, plan: StepPlan) -> tuple[int, ...] | None:
+        """Which hidden states it wants of this round's pass, behind `propose`: `taps`, or none."""
+        return self.taps
 
     @abstractmethod
     def propose(self, decodes: Sequence[Decode], alone: bool = False) -> Draft:
@@ -108,7 +119,7 @@ class Proposer(ABC):
         decodes, and behind them of requests that had nothing to verify."""
 
     def absorb(self, computed: Sequence[Computed], features: Tensor) -> None:  # noqa: B027
-        """Told after the commit, where `taps` asks for it: what the target has computed of each
+        """Told after the commit, where `taps_of` asks for it: what the target has computed of each
         request's text. features [T, width], all rows of the pass."""
 
     def finished(self, request: Request) -> None:  # noqa: B027

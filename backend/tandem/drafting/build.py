@@ -148,9 +148,10 @@ def choose_proposer(
     if config.method == "none" or not config.adaptive_speculation:
         return made[0].proposer
     costs = RoundCosts(*pass_times())
-    return MixtureProposer(
-        made, config.lookahead, costs, config.enable_prefix_caching, config.max_num_seqs
-    )
+    # on GPUs passes are graphs that were captured with what they keep, which costs next to nothing
+    may_spare = target.device.type == "cpu"
+    prefixes, requests = config.enable_prefix_caching, config.max_num_seqs
+    return MixtureProposer(made, config.lookahead, costs, prefixes, requests, may_spare)
 
 
 def choose_rounds(

@@ -53,7 +53,7 @@ class ChainProposer(Proposer):
         self.sampler = sampler
         self.vocab = vocab
         self.rounds = rounds
-        self.taps = guesser.taps
+        self.taps, self.reads_all = guesser.taps, guesser.reads_all
         self.longest = guesser.max_depth
         self.confidence = None if guesser.at_once is None else Confidence()
 

@@ -36,11 +36,15 @@ from tandem.scheduler import Decode
 # on average too good, planning takes time too, and where it was wrong a model costs more than a
 # lookup.
 MARGIN = 1.02
+# ... and one that takes the target's hidden states: keeping these takes as much, and where it does
+# not draft none are kept (`sparing`).
+KEEPING = 1.05
 MAY_WRITE = 0.5  # of the tokens that a request has room for, it is expected to write at first, ...
 WRITTEN_MEMORY = 0.95  # ... and then as others have; what is known of these counts for so much
 LOOKS = 2  # requests a round, whose drafts by a model tell of it
 OWN = 3  # drafts of a request's own, that tell more of it than others' do
 NO_MORE: list[float] = []  # that a draft was asked for
+LOST = -1  # the size of drafts that a head cannot make any more
 SLACK = 0.95  # of the best rate is enough for a lookup to draft as far as it wants: it has seen the
 # match, and what is drafted teaches more
 
@@ -74,6 +78,7 @@ class Chooser:
         self._longest = longest
         self._costs = costs
         self._unread = unread
+        self._margin = MARGIN if methods[-1].proposer.taps is None else KEEPING
         self._gains = [Gains(longest) for _ in methods]
         self._judged: list[Judged] = []
         """What is still to be learnt: when it has become much, or from..."""
@@ -113,7 +118,8 @@ class Chooser:
             if not self._methods[-1].is_lookup:
                 known.fade(now)
             known.begin(load, now)
-        key = decode.lookahead, *[len(part.tokens) for part in known.found]
+        lost = decode.request.states_lost
+        key = decode.lookahead, lost, *[len(part.tokens) for part in known.found]
         choice = known.choices.get(key)
         if choice is None:
             choice = known.choices[key] = self._compare(decode, known)
@@ -127,17 +133,28 @@ class Chooser:
                 continue
             longest = min(self._longest, method.proposer.longest)
             count = len(known.found[place].tokens) if method.is_lookup else longest
-            key = place, Gains.size(count)
+            by_model = not (method.is_lookup or decode.request.states_lost)
+            key = place, Gains.size(count) if by_model or method.is_lookup else LOST
             if key not in known.outlooks:
                 known.outlooks[key] = self._outlook(place, decode.request, known, count)
             gains, lengths, rates = known.outlooks[key]
             count = min(self._planned(place, decode.lookahead), len(gains), count)
-            least = 1.0 if method.is_lookup else MARGIN
+            least = 1.0 if method.is_lookup else self._margin
             if best is None or rates[count] > least * best.rate:
-                option = Option(gains[:count], not method.is_lookup)
+                option = Option(gains[:count], by_model)
                 best = Choice(place, option, lengths[count], rates[count])
         assert best is not None
         return best
+
+    def pays(self, requests: Sequence[Request], load: Load) -> bool:
+        """Whether the model's drafts should, for others like these of which nothing is known.
+        load: of the batch."""
+        count, longest = len(requests), min(self._longest, self._methods[-1].proposer.longest)
+        reading = sum([self._costs.reading(one.num_prompt) for one in requests]) / count
+        room = sum([one.max_total - one.num_prompt for one in requests]) / count
+        reading /= max(1.0, self._may_write * room)
+        place = len(self._methods) - 1
+        return any(self._look_ahead(place, {}, load, longest, reading).lengths)
 
     def _planned(self, place: int, room: int) -> int:
         """Tokens that are drafted where there is room for so many."""
@@ -153,6 +170,9 @@ class Chooser:
         """What a draft of about `count` tokens should be worth."""
         size, reading = Gains.size(count), 0.0
         if not self._methods[place].is_lookup:
+            if request.states_lost:
+                batch = known.load.requests
+                return outlook(self._costs.rounds(known.load, batch), batch, [])
             reading = self._costs.reading(self._unread(request))
             reading = reading and about(reading / self._to_write(request))
         own = known.gains[place].get(size)
@@ -179,7 +199,8 @@ class Chooser:
             gains = confidence.squeezed(gains)
         drafts = costs.drafts(batch, len(gains))
         besides = costs.between.besides(batch)
-        found = outlook(seconds, batch, gains, drafts, besides, margin=MARGIN, reading=reading)
+        least = self._margin
+        found = outlook(seconds, batch, gains, drafts, besides, margin=least, reading=reading)
         if reading and not any(found.lengths):  # what others draft does not make it worth reading
             found = found._replace(gains=[0.0] * len(gains))
         return found
@@ -199,7 +220,7 @@ class Chooser:
         besides = between.besides(batch)
         if known is not None:
             return with_finds(known, seconds, drafts, options, SLACK, besides)
-        return best_lengths(seconds, drafts, options, SLACK, besides, MARGIN)
+        return best_lengths(seconds, drafts, options, SLACK, besides, self._margin)
 
     def worth(self, rate: float, asked: Sequence[int], load: Load) -> float:
         """Chance of being kept, from which a token that the model drafts pays for its row of the

@@ -26,6 +26,7 @@ class DraftModel:
     """A guesser around a runner."""
 
     taps: tuple[int, ...] | None = None
+    reads_all = True
 
     def __init__(
         self, runner: Runner, token_budget: int, translation: Translation | None = None

@@ -12,9 +12,10 @@ from tandem.drafting.costs import READ_ALONG
 from tandem.drafting.held import HeldStates
 from tandem.drafting.parts import Part, part_of
 from tandem.drafting.remembered import Known
+from tandem.drafting.sparing import Sparing
 from tandem.drafting.stopwatch import Stopwatch
 from tandem.request import Request
-from tandem.scheduler import Decode
+from tandem.scheduler import Decode, StepPlan
 
 PROBE = 2  # tokens of a draft that is not expected to pay
 
@@ -33,6 +34,7 @@ class Drafter:
         watch: Stopwatch,
         shares_prefixes: bool,
         most_requests: int,
+        sparing: Sparing,
     ) -> None:
         """place: among the methods, behind all lookups; shares_prefixes, most_requests: as in
         `HeldStates`."""
@@ -41,6 +43,7 @@ class Drafter:
         self.watch = watch
         self.asked: Sequence[int] = ()
         """Tokens for each request, in the last round in which it was asked for any."""
+        self.sparing = sparing
         self.held: HeldStates | None = None  # where the model looks at tokens alone
         if proposer.taps is not None:
             self.held = HeldStates(proposer, shares_prefixes, most_requests)
@@ -53,6 +56,7 @@ class Drafter:
     def draft(self, agenda: Agenda, parts: list[Part], alone: bool, now: int, timed: bool) -> Draft:
         """What is planned; where the model drafts, its draft takes the part's place. alone: as in
         `Proposer.propose`; now: this round; timed: by it is learnt what drafts take."""
+        self.sparing.drafted(now)
         return self._draft(agenda, agenda.asked, agenda.worth, parts, alone, now, timed)
 
     def probe(self, agenda: Agenda, parts: list[Part], alone: bool, now: int) -> Draft:
@@ -72,8 +76,22 @@ class Drafter:
         return [
             place
             for place, (decode, known) in enumerate(zip(decodes, requests, strict=True))
-            if decode.lookahead and known.only in (None, self.place)
+            if decode.lookahead
+            and known.only in (None, self.place)
+            and not decode.request.states_lost
         ]
+
+    def taps_of(self, plan: StepPlan) -> tuple[int, ...] | None:
+        """As in `Proposer`."""
+        if self.held is None:
+            return None
+        if self.sparing.spares:
+            self.held.lose(plan.requests())
+            return None
+        if not self.proposer.reads_all:
+            return self.proposer.taps
+        wanted = any(not request.states_lost for request in plan.requests())
+        return self.proposer.taps if wanted else None
 
     def observe(
         self,
@@ -107,6 +125,7 @@ class Drafter:
         timed: bool,
     ) -> Draft:
         mine = [place for place, length in enumerate(asked) if length]
+        assert not any(agenda.decodes[place].request.states_lost for place in mine)
         if self.proposer.confidence is not None:
             self.proposer.confidence.open_from(worth)
         self.asked = asked

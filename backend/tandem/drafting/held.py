@@ -65,12 +65,24 @@ class HeldStates:
         return held.rows if held else 0
 
     def add(self, computed: Sequence[Computed], features: Tensor) -> None:
-        """Keeps what the target has computed."""
+        """Keeps what the target has computed, but of requests of which it has not kept all."""
+        if not self._proposer.reads_all:  # from here on there is all that is needed
+            for one in computed:
+                one.request.states_lost = False
+        computed = [one for one in computed if not one.request.states_lost]
         if self._shares_prefixes:
             computed = self._read_prompts(computed, features)
         self._unsorted.append((computed, features))
         large = len(self._unsorted) == MOST_PARTS or len(features) > MOST_KEPT
         if large or any(one.request.finish_reason for one in computed):
+            self._sort()
+
+    def lose(self, requests: Sequence[Request]) -> None:
+        """Keeps nothing of what is computed of these now, nor what was."""
+        for request in requests:
+            request.states_lost = True
+            self._held.pop(request)
+        if self._unsorted:
             self._sort()
 
     def _sort(self) -> None:
@@ -79,7 +91,7 @@ class HeldStates:
         full: set[Request] = set()
         for passed, features in unsorted:
             for request, start, rows in passed:
-                if request.finish_reason is not None:
+                if request.finish_reason is not None or request.states_lost:
                     continue
                 if start + len(rows) > request.computed:  # preempted since: it has no blocks
                     self._held.pop(request)

@@ -110,7 +110,7 @@ def best_lengths(
     numbers, as of passes (`times.Times`).
     """
     own = _own_lengths(seconds, drafts, options, slack, besides, margin)
-    if any(own.lengths) and all(option.by_model for option in options):
+    if any(own.lengths) and all(option.by_model or not option.gains for option in options):
         same = _one_length(seconds, drafts, options, besides)
         if own.rate < OWN_LENGTHS * same.rate:
             return same

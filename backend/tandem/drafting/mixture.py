@@ -39,9 +39,10 @@ from tandem.drafting.remembered import (
     longer,
 )
 from tandem.drafting.resting import Naps, Rests
+from tandem.drafting.sparing import Sparing
 from tandem.drafting.stopwatch import Begun, Stopwatch
 from tandem.request import Notes, Request
-from tandem.scheduler import Decode
+from tandem.scheduler import Decode, StepPlan
 from tandem.verification.sampler import noise_of
 
 NO_DRAFT = Draft([])
@@ -61,9 +62,11 @@ class MixtureProposer(Proposer):
         costs: RoundCosts,
         shares_prefixes: bool = True,
         most_requests: int = 1,
+        may_spare: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """longest: most tokens of a draft. shares_prefixes, most_requests: as in `HeldStates`."""
+        """longest: most tokens of a draft. shares_prefixes, most_requests: as in `HeldStates`;
+        may_spare: as in `Sparing`."""
         self.lookups = Lookups([method for method in methods if method.is_lookup])
         self.model = next((method for method in methods if not method.is_lookup), None)
         self.taps = self.model.proposer.taps if self.model else None
@@ -74,7 +77,10 @@ class MixtureProposer(Proposer):
         self._drafter = None
         if self.model is not None:
             proposer, place = self.model.proposer, len(self.lookups.methods)
-            self._drafter = Drafter(proposer, place, self.watch, shares_prefixes, most_requests)
+            sparing = Sparing(may_spare)
+            self._drafter = Drafter(
+                proposer, place, self.watch, shares_prefixes, most_requests, sparing
+            )
         unread = self._drafter.unread if self._drafter else lambda request: 0
         self._chooser = Chooser(self._methods, longest, costs, unread)
         self._rests = Rests()
@@ -137,6 +143,28 @@ class MixtureProposer(Proposer):
         coming = self._rounds + 1
         plans = coming >= agenda.until or self.lookups.may_be_asked(coming)
         return plans or not self._naps.ahead(drafting=False)
+
+    def keeps_states(self, running: int, waiting: int) -> bool:
+        if self.taps is None or self._drafter is None:
+            return True
+        sparing = self._drafter.sparing
+        sparing.look(self._rounds + 1, running, waiting, self._model_pays)
+        return not sparing.spares
+
+    def _model_pays(self) -> bool:
+        """Whether its drafts should, for requests as in the last round, if there was one."""
+        if self._agenda is None:
+            return True
+        decodes = self._agenda.decodes
+        return self._chooser.pays([decode.request for decode in decodes], _load_of(decodes))
+
+    def taps_of(self, plan: StepPlan) -> tuple[int, ...] | None:
+        if self._drafter is None:
+            return None
+        agenda = self._agenda
+        if self._drafter.sparing.spares and agenda is not None and any(agenda.asked):
+            self._agenda = None  # it cannot draft so any more
+        return self._drafter.taps_of(plan)
 
     def _naps_for(self, decodes: Sequence[Decode]) -> bool:
         """Whether this is one of the rounds without drafts that are as those before. The last one

@@ -6,7 +6,8 @@ from __future__ import annotations
 from tandem.drafting.between import OUTLIER, averaged
 from tandem.drafting.remembered import alike
 
-CLOSE = 1.3  # times the rate of plain decoding, and less
+CLOSE = 1.3  # times the rate of plain decoding, and less: otherwise the next rest is put off...
+PUT_OFF = 500  # ... by so many rounds, as it costs more, and is needed less
 FIRST_REST = 7  # rounds before the first rest: what was known before the drafts may be old
 REST_EVERY = 92  # rounds, later; then, with its own, no rest stands at the same place of a plan
 LONGEST_REST = 8  # rounds
@@ -21,8 +22,9 @@ LONGEST_NAP = 24  # ... ever more
 
 
 class Rests:
-    """They come where drafts promise little more than none do: soon after drafting has begun, and
-    then ever more seldom. Each goes on until one of its rounds has shown what rounds without drafts
+    """They come soon after drafting has begun, and then ever more seldom, most of all where drafts
+    promise far more than none do. (But they come: that may rest on what passes took long ago.) Each
+    goes on until one of its rounds has shown what rounds without drafts
     take: the first one finds what the last draft has left in the caches, and those in which
     requests come or go show nothing."""
 
@@ -40,7 +42,8 @@ class Rests:
         if now > self._last_planned + FIRST_REST:  # drafting begins anew
             self._at, self._every, self._until = now + FIRST_REST, FIRST_REST, 0
         self._last_planned = now
-        if not self._until and promised < CLOSE and now >= self._at:
+        put_off = 0 if promised < CLOSE else PUT_OFF
+        if not self._until and now >= self._at + put_off:
             self._until = now + LONGEST_REST
         if now >= self._until > 0:
             self.shown(now)

@@ -51,7 +51,8 @@ class Guesser(Protocol):
     max_depth: int
     """Most levels it can guess."""
     taps: tuple[int, ...] | None
-    """As in `Proposer`."""
+    reads_all: bool
+    """Both as in `Proposer`."""
 
     @property
     def at_once(self) -> Chains | None:

@@ -73,7 +73,7 @@ class TreeProposer(Proposer):
     def __init__(self, guesser: Guesser, sampler: Sampler, top_k: int, shape: Shape | None) -> None:
         self.guesser = guesser
         self.sampler = sampler
-        self.taps = guesser.taps
+        self.taps, self.reads_all = guesser.taps, guesser.reads_all
         self.top_k = top_k
         self.shape = None if shape is None else {tuple(path) for path in shape}
         self.depth = min(guesser.max_depth, DEEPEST)

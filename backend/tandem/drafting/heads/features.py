@@ -48,6 +48,8 @@ class _State(NamedTuple):
 class FeatureGuesser:
     """A guesser around a head."""
 
+    reads_all = True
+
     def __init__(self, head: FeatureHead, dtype: torch.dtype, device: torch.device) -> None:
         self.head = head
         self.config = head.config

@@ -16,6 +16,7 @@ class LastHidden(nn.Module):
     """Keeps the hidden state at the end of each text. It has no KV, and nothing to take back."""
 
     taps: tuple[int, ...] | None = ()
+    reads_all = False
     at_once = None
 
     def __init__(self) -> None:

@@ -1,0 +1,56 @@
+"""Whether the target's hidden states are kept for a head that is not expected to draft.
+
+Keeping them takes time in every pass: layers' inputs are copied, no prompt ends at the last layer's
+keys and values, a head reads prompts that others may share. Where none of its drafts pays, it is
+all for nothing. So behind a while without any none are kept. A head that reads all of a text does
+not draft any more where some states are lost; it may for requests that come later, when states are
+kept again: as soon as there are fewer requests, and now and then for some that come, to see whether
+its drafts pay by now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tandem.drafting.remembered import alike
+
+KEPT_FOR = 128  # rounds in which the head does not draft, before no more states are kept...
+FIRST_SPARED = 512  # ... for so many rounds, ...
+LONGEST_SPARED = 4096  # ... and ever more
+
+
+class Sparing:
+    """Of one head."""
+
+    def __init__(self, may_spare: bool) -> None:
+        """may_spare: whether states may be lost at all."""
+        self._may_spare = may_spare
+        self.spares = False
+        """Whether no states are kept."""
+        self._since = 0
+        """The round from which on the head has not drafted, or states are kept again."""
+        self._until = 0
+        """The round from which on states are kept again when somebody comes, ..."""
+        self._batch = 0
+        """... as none were kept for so many requests."""
+        self._rounds = FIRST_SPARED
+        """Of the next time in which none are."""
+
+    def drafted(self, now: int) -> None:
+        """The round `now` has drafts of the head that are expected to pay."""
+        self._since, self._rounds = now, FIRST_SPARED
+
+    def look(self, now: int, running: int, waiting: int, pays: Callable[[], bool]) -> None:
+        """Before the round `now`, with so many requests. pays: whether the head's drafts should,
+        for a request of which nothing is known."""
+        batch = running + waiting
+        if self.spares:
+            fewer = batch < self._batch and not alike(batch, self._batch)
+            if fewer or (waiting and now >= self._until):
+                self.spares, self._since = False, now
+        elif self._may_spare and now - self._since >= KEPT_FOR and running:
+            if pays():
+                self._since = now
+            else:
+                self.spares, self._batch, self._until = True, batch, now + self._rounds
+                self._rounds = min(2 * self._rounds, LONGEST_SPARED)

@@ -1,0 +1,328 @@
+"""Hidden states from which no head is expected to draft are not kept."""
+
+import random
+
+import pytest
+import torch
+
+from tandem import SamplingParams
+from tandem.drafting import Computed, Verdict
+from tandem.drafting.choosing import Method
+from tandem.drafting.held import HeldStates
+from tandem.drafting.mixture import MixtureProposer
+from tandem.drafting.sparing import FIRST_SPARED, KEPT_FOR, LONGEST_SPARED, Sparing
+from tandem.scheduler import Decode, Prefill, StepPlan
+from tests.engine.builders import make_request
+from tests.engine.heads import make_head
+from tests.engine.policy_world import (
+    LONGEST,
+    RIGHT,
+    WRONG,
+    Guess,
+    World,
+    always_pays,
+    spares_by_whim,
+)
+
+METHODS = ["eagle", "eagle3", "mtp", "medusa", "mlp_speculator"]
+TAPS = (1,)
+RNG = random.Random(5)
+PROMPTS = [RNG.choices(range(96), k=RNG.randrange(2, 30)) for _ in range(6)]
+
+
+def watched(sparing, rounds, running=8, waiting=0, pays=False, first=1):
+    """In which of so many rounds no states are kept."""
+    found = []
+    for now in range(first, first + rounds):
+        sparing.look(now, running, waiting, lambda: pays)
+        if sparing.spares:
+            found.append(now)
+    return found
+
+
+def stretches(rounds):
+    """The first of each run of rounds, and how many they are."""
+    seen = set(rounds)
+    begun = [now for now in rounds if now - 1 not in seen]
+    ended = [now + 1 for now in rounds if now + 1 not in seen]
+    return [(begin, end - begin) for begin, end in zip(begun, ended, strict=True)]
+
+
+# -- when --------------------------------------------------------------------------------------
+
+
+def test_states_are_kept_again_now_and_then():
+    found = stretches(watched(Sparing(may_spare=True), 40_000, running=7, waiting=1))
+    lengths = [length for _, length in found]
+    assert lengths[:3] == [FIRST_SPARED, 2 * FIRST_SPARED, 4 * FIRST_SPARED]
+    assert max(lengths) == LONGEST_SPARED
+    expected = KEPT_FOR
+    for begin, length in found:
+        assert begin == expected
+        expected = begin + length + KEPT_FOR
+
+
+def test_they_are_kept_again_for_who_comes():
+    sparing = Sparing(may_spare=True)
+    assert len(watched(sparing, 9999)) == 9999 - KEPT_FOR + 1
+    sparing.look(10_000, 7, 1, lambda: False)
+    assert not sparing.spares
+
+
+def test_a_head_that_pays_or_drafts_is_shown_all():
+    assert not watched(Sparing(may_spare=True), 1000, pays=True)
+    assert not watched(Sparing(may_spare=False), 1000)
+    assert not watched(Sparing(may_spare=True), 1000, running=0, waiting=1)
+    sparing = Sparing(may_spare=True)
+    for now in range(1, 1000):
+        if now % (KEPT_FOR - 1) == 0:
+            sparing.drafted(now)
+        assert not watched(sparing, 1, first=now)
+
+
+def test_drafts_that_pay_begin_it_all_anew():
+    sparing = Sparing(may_spare=True)
+    last = watched(sparing, 4000)[-1]
+    sparing.look(last + 1, 7, 1, lambda: False)
+    sparing.drafted(last + 1)
+    found = watched(sparing, 3 * FIRST_SPARED, 7, 1, first=last + 2)
+    assert stretches(found)[0] == (last + 1 + KEPT_FOR, FIRST_SPARED)
+
+
+@pytest.mark.parametrize(
+    ("running", "waiting", "kept"),
+    [(1, 0, True), (0, 1, True), (5, 0, True), (3, 3, False), (6, 0, False), (9, 0, False)],
+)
+def test_states_are_kept_again_for_fewer_requests(running, waiting, kept):
+    """At once, for the first of them too. Those that wait are as good as there."""
+    sparing = Sparing(may_spare=True)
+    watched(sparing, KEPT_FOR)
+    assert sparing.spares
+    sparing.look(KEPT_FOR + 1, running, waiting, lambda: False)
+    assert sparing.spares is not kept
+
+
+# -- a mixture ---------------------------------------------------------------------------------
+
+
+class Service:
+    """A head, and requests that come and go."""
+
+    def __init__(self, chance, level_s):
+        self.world = World(row_s=0.1)
+        self.head = Guess(self.world, chance, level_s=level_s)
+        self.head.taps = TAPS
+        self.head.absorb = lambda computed, features: None
+        method = Method("eagle3", self.head, False)
+        self.mixture = MixtureProposer(
+            [method], LONGEST, self.world.costs(), False, clock=self.world.clock
+        )
+        self.running, self.age = [], 0
+
+    def run(self, batch, rounds, length=60):
+        """How many of the passes kept states, and how many rounds drafted."""
+        kept = drafted = 0
+        for _ in range(rounds):
+            self.age += 1
+            self.running = [one for one in self.running if len(one.tokens) < length][:batch]
+            came = []
+            if len(self.running) < batch and (self.age % 2 or not self.running):
+                came = [make_request([1, 2])]
+            self.mixture.keeps_states(len(self.running), len(came))
+            room = LONGEST if self.mixture.may_draft else 0
+            decodes = [Decode(one, room) for one in self.running]
+            draft = self.mixture.propose(decodes)
+            plan = StepPlan(decodes, [Prefill(one, 2) for one in came])
+            taps = self.mixture.taps_of(plan)
+            self._pass(plan, draft, taps)
+            self.running += came
+            kept += taps is not None
+            drafted += any(draft.tokens)
+        return kept, drafted
+
+    def _pass(self, plan, draft, taps):
+        rows = sum(1 + len(one) for one in draft.tokens) + 2 * len(plan.prefills)
+        self.world.now += self.world.pass_s(rows)
+        self.mixture.passed(rows, self.world.pass_s(rows))
+        numbers = [[*tokens, WRONG].index(WRONG) for tokens in draft.tokens]
+        verdicts = [Verdict(list(range(1, n + 1)), [RIGHT] * (n + 1)) for n in numbers]
+        self.mixture.observe(plan.decodes, draft, verdicts)
+        computed = []
+        for (request, _), verdict in zip(plan.decodes, verdicts, strict=True):
+            computed.append(Computed(request, request.computed, range(len(verdict.tokens))))
+            request.computed += len(verdict.tokens)
+            request.tokens += verdict.tokens
+        for request, length in plan.prefills:
+            computed.append(Computed(request, 0, range(length)))
+            request.computed, request.tokens = length, [*request.tokens, RIGHT]
+        if taps is not None:
+            self.mixture.absorb(computed, torch.zeros(rows, 1))
+        drafting = [bool(tokens) for tokens in draft.tokens]
+        lost = [one.request.states_lost for one in plan.decodes]
+        assert not any(a and b for a, b in zip(drafting, lost, strict=True))
+
+
+def test_a_head_that_does_not_pay_costs_passes_next_to_nothing():
+    service = Service(chance=0.2, level_s=0.5)
+    service.run(batch=8, rounds=400)
+    kept, drafted = service.run(batch=8, rounds=4000)
+    assert kept < 400
+    assert drafted < 20
+
+
+def test_with_fewer_requests_those_that_come_are_drafted_for():
+    service = Service(chance=0.8, level_s=0.3)
+    kept, _ = service.run(batch=24, rounds=600)
+    assert kept < 400
+    service.running = []
+    kept, drafted = service.run(batch=1, rounds=200)  # the first of them too
+    assert drafted > 150
+    assert kept == 200
+
+
+def test_a_head_that_becomes_good_is_found_out():
+    service = Service(chance=0.1, level_s=0.2)
+    kept, drafted = service.run(batch=8, rounds=1500)
+    assert drafted < 100
+    assert kept < 700
+    service.head.chance = 0.95
+    service.run(batch=8, rounds=9000)
+    kept, drafted = service.run(batch=8, rounds=200)
+    assert (kept, drafted > 150) == (200, True)
+
+
+def test_a_head_that_pays_is_always_shown_all():
+    service = Service(chance=0.8, level_s=0.05)
+    kept, drafted = service.run(batch=4, rounds=1000)
+    assert kept == 1000
+    assert drafted > 800
+
+
+# -- what is lost ------------------------------------------------------------------------------
+
+
+class Reader(Guess):
+    def __init__(self, reads_all):
+        super().__init__(World(), 0.5)
+        self.reads_all = reads_all
+        self.shown = []
+
+    def absorb(self, computed, features):
+        self.shown += [(one.request, one.start, len(one.rows)) for one in computed]
+
+
+def computed_request():
+    request = make_request([1, 2, 3])
+    request.computed = 100
+    return request
+
+
+@pytest.mark.parametrize("shares_prefixes", [False, True])
+def test_of_a_request_with_a_gap_nothing_is_kept(shares_prefixes):
+    reader = Reader(reads_all=True)
+    held = HeldStates(reader, shares_prefixes)
+    lost, other = computed_request(), computed_request()
+    features = torch.zeros(8, 1)
+    held.add([Computed(lost, 3, [0]), Computed(other, 3, [1])], features)
+    held.lose([lost])
+    held.add([Computed(lost, 5, [0]), Computed(other, 4, [1])], features)
+    assert (held.rows(lost), held.rows(other)) == (0, 2)
+    held.add([Computed(lost, 0, range(3))], features)  # as a prompt
+    held.show([lost, other])
+    assert reader.shown == [(other, 3, 2)]
+    assert (lost.states_lost, other.states_lost) == (True, False)
+
+
+def test_what_takes_a_texts_end_alone_loses_nothing():
+    reader = Reader(reads_all=False)
+    held = HeldStates(reader, shares_prefixes=False)
+    request = computed_request()
+    held.add([Computed(request, 3, [0])], torch.zeros(8, 1))
+    held.lose([request])
+    assert request.states_lost
+    held.add([Computed(request, 7, [0])], torch.zeros(8, 1))
+    held.show([request])
+    assert (reader.shown, request.states_lost) == ([(request, 7, 1)], False)
+
+
+# -- an engine ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sparing")
+    return {method: make_head(folder / method, method) for method in METHODS}
+
+
+def taps_of_passes(engine):
+    """Whether each pass of the target keeps states, from now on."""
+    found, forward = [], engine.target.forward
+
+    def run(tokens, queries, rows=None, taps=None, *more):
+        found.append(taps is not None)
+        return forward(tokens, queries, rows, taps, *more)
+
+    engine.target.forward = run
+    return found
+
+
+@pytest.mark.parametrize("prefixes", [False, True])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_request_that_comes_later_is_drafted_for_as_if_nothing_had_been_lost(
+    engine, heads, method, prefixes
+):
+    """And prompts computed meanwhile are found as prefixes, without the head's KV."""
+    make = {
+        "speculative_method": method,
+        "draft_model": heads[method],
+        "adaptive_speculation": True,
+        "enable_prefix_caching": prefixes,
+        "block_size": 4,
+    }
+    params = SamplingParams(temperature=0, max_tokens=24)
+    fresh = always_pays(engine(**make))
+    expected = fresh.generate(PROMPTS, params)
+    one = always_pays(engine(**make))
+    sparing, passes = one.proposer._drafter.sparing, taps_of_passes(one)
+    sparing.spares, sparing.look = True, lambda *_: None
+    spared = one.generate(PROMPTS, params)
+    assert not any(passes)
+    assert [output.token_ids for output in spared] == [output.token_ids for output in expected]
+    assert not sum(output.stats.drafted for output in spared)
+    sparing.spares = False
+    again = one.generate(PROMPTS, params)
+    assert any(passes)
+    assert [output.stats for output in again] == [output.stats for output in expected]
+    assert [output.token_ids for output in again] == [output.token_ids for output in expected]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_request_whose_states_are_lost_goes_on(engine, heads, method):
+    """Lost in the middle of its text; a seed decides the text all the same."""
+    params = [SamplingParams(seed=index, max_tokens=40) for index in range(len(PROMPTS))]
+    expected = [output.token_ids for output in engine().generate(PROMPTS, params)]
+    one = always_pays(
+        engine(
+            speculative_method=method,
+            draft_model=heads[method],
+            adaptive_speculation=True,
+            max_num_seqs=3,
+            block_size=4,
+        )
+    )
+    propose, lost = one.proposer.propose, []
+
+    def proposed(decodes, alone=False):
+        draft = propose(decodes, alone)
+        for (request, _), tokens in zip(decodes, draft.tokens, strict=True):
+            lost.append(request.states_lost)
+            assert not (tokens and lost[-1])
+        return draft
+
+    one.proposer.propose = proposed
+    for whim in range(4):
+        spares_by_whim(one, random.Random(whim))
+        outputs = one.generate(PROMPTS, params)
+        assert [output.token_ids for output in outputs] == expected
+        assert sum(output.stats.drafted for output in outputs)
+    assert {True, False} == set(lost)
