@@ -44,6 +44,15 @@ def queue(scheduler: Scheduler, *lengths: int, **fields) -> list[Request]:
     return requests
 
 
+def test_of_those_that_wait_as_many_count_as_there_is_room_for():
+    scheduler = make_scheduler()
+    queue(scheduler, 1, 1, 1)
+    assert scheduler.load == (0, 3)
+    scheduler.schedule()
+    queue(scheduler, 1, 1, 1)
+    assert scheduler.load == (3, 1)
+
+
 def play(plan: StepPlan, gain: int = 1) -> None:
     """Does what the engine does to the requests of a step; decodes gain at most `gain` tokens."""
     for request, lookahead in plan.decodes:

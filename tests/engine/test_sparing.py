@@ -8,6 +8,7 @@ import torch
 from tandem import SamplingParams
 from tandem.drafting import Computed, Verdict
 from tandem.drafting.choosing import Method
+from tandem.drafting.costs import Load
 from tandem.drafting.held import HeldStates
 from tandem.drafting.mixture import MixtureProposer
 from tandem.drafting.sparing import FIRST_SPARED, KEPT_FOR, LONGEST_SPARED, Sparing
@@ -132,6 +133,8 @@ class Service:
             room = LONGEST if self.mixture.may_draft else 0
             decodes = [Decode(one, room) for one in self.running]
             draft = self.mixture.propose(decodes)
+            pairs = zip(self.running, draft.tokens, strict=True)
+            assert not any(one.states_lost and tokens for one, tokens in pairs)
             plan = StepPlan(decodes, [Prefill(one, 2) for one in came])
             taps = self.mixture.taps_of(plan)
             self._pass(plan, draft, taps)
@@ -157,9 +160,6 @@ class Service:
             request.computed, request.tokens = length, [*request.tokens, RIGHT]
         if taps is not None:
             self.mixture.absorb(computed, torch.zeros(rows, 1))
-        drafting = [bool(tokens) for tokens in draft.tokens]
-        lost = [one.request.states_lost for one in plan.decodes]
-        assert not any(a and b for a, b in zip(drafting, lost, strict=True))
 
 
 def test_a_head_that_does_not_pay_costs_passes_next_to_nothing():
@@ -189,6 +189,42 @@ def test_a_head_that_becomes_good_is_found_out():
     service.run(batch=8, rounds=9000)
     kept, drafted = service.run(batch=8, rounds=200)
     assert (kept, drafted > 150) == (200, True)
+
+
+def test_a_head_that_drafts_is_shown_all_though_not_for_everybody():
+    service = Service(chance=0.8, level_s=0.05)
+    service.mixture._chooser.pays = lambda *_: False
+    kept, drafted = service.run(batch=4, rounds=600)
+    assert (kept, drafted > 500) == (600, True)
+
+
+@pytest.mark.parametrize(("reads_all", "kept"), [(True, 0), (False, 60)])
+def test_where_all_have_lost_theirs_states_are_kept_for_what_needs_no_others(reads_all, kept):
+    service = Service(chance=0.8, level_s=0.05)
+    service.head.reads_all = reads_all
+    service.run(batch=4, rounds=8)
+    sparing = service.mixture._drafter.sparing
+    sparing.spares, sparing.look = True, lambda *_: None
+    assert service.run(batch=4, rounds=40, length=1000) == (0, 1)
+    assert not service.mixture._drafter.held._unsorted
+    decodes = [Decode(one, LONGEST) for one in service.running]
+    service.mixture._make_agenda(decodes, 1)
+    for known in map(service.mixture._known, service.running):
+        assert all(not choice.option.gains for choice in known.choices.values())
+    sparing.spares = False
+    found, drafted = service.run(batch=len(service.running), rounds=60, length=1000)
+    assert found == kept
+    assert bool(drafted) is not reads_all
+
+
+def test_what_reading_prompts_takes_counts():
+    service = Service(chance=0.8, level_s=0.2)
+    service.run(batch=1, rounds=200)
+    service.mixture.costs.observe_draft(1, 2, 5.0, read=100)
+    long, short = make_request([1] * 200, max_total=210), make_request([1] * 4, max_total=210)
+    pays = service.mixture._chooser.pays
+    assert pays([short], Load(1, 10))
+    assert not pays([long], Load(1, 10))
 
 
 def test_a_head_that_pays_is_always_shown_all():
@@ -225,6 +261,7 @@ def test_of_a_request_with_a_gap_nothing_is_kept(shares_prefixes):
     features = torch.zeros(8, 1)
     held.add([Computed(lost, 3, [0]), Computed(other, 3, [1])], features)
     held.lose([lost])
+    assert not held._unsorted  # nor are whole passes
     held.add([Computed(lost, 5, [0]), Computed(other, 4, [1])], features)
     assert (held.rows(lost), held.rows(other)) == (0, 2)
     held.add([Computed(lost, 0, range(3))], features)  # as a prompt
@@ -284,8 +321,13 @@ def test_a_request_that_comes_later_is_drafted_for_as_if_nothing_had_been_lost(
     expected = fresh.generate(PROMPTS, params)
     one = always_pays(engine(**make))
     sparing, passes = one.proposer._drafter.sparing, taps_of_passes(one)
+    assert sparing._may_spare
     sparing.spares, sparing.look = True, lambda *_: None
     spared = one.generate(PROMPTS, params)
+    adopted, adopt = [], one.blocks.adopt_prefix
+    one.blocks.adopt_prefix = lambda *more: adopted.append(adopt(*more))
+    assert one.generate(PROMPTS, params)[0].token_ids == spared[0].token_ids
+    assert (sum(adopted) > 0) is prefixes
     assert not any(passes)
     assert [output.token_ids for output in spared] == [output.token_ids for output in expected]
     assert not sum(output.stats.drafted for output in spared)
