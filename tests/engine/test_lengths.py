@@ -78,12 +78,11 @@ def test_a_request_that_joins_a_plan_gets_what_gains_as_much():
 
 
 def test_who_cannot_draft_keeps_nobody_from_having_one_length():
-    """Where lengths of their own promise next to nothing more, or less."""
-    seconds = [1 + 0.1 * rows for rows in range(100)]
-    gains = [0.951, 0.811, 0.781, 0.622]
-    some = [Option([gain * (1 - 0.03 * place) for gain in gains], True) for place in range(4)]
-    plan = best_lengths(seconds, line(0.4), [*some, Option([], False)])
-    assert plan.lengths == [3, 3, 3, 3, 0]
+    """Where lengths of their own promise next to nothing more."""
+    seconds, gains = [1 + 0.2 * rows for rows in range(100)], [0.93, 0.8, 0.35, 0.25]
+    some = [Option([gain * (1 - 0.1 * place) for gain in gains], True) for place in range(4)]
+    plan = best_lengths(seconds, line(0.05), [*some, Option([], False)])
+    assert plan.lengths == [2, 2, 2, 2, 0]
 
 
 def test_where_there_is_no_token_there_is_no_draft():
