@@ -63,11 +63,10 @@ __attribute__((noinline)) void score(const Head* heads, const Q* const* queries,
       }
     }
   };
-  constexpr int kStep = kApart ? 1 : kSums;
+  constexpr int kStep = kApart ? 1 : kSums;  // (heads have an even number of columns)
   const int words = size / kPer;
   for (int index = 0; index + kStep <= words; index += kStep)
     for (int i = 0; i < kStep; ++i) word(index + i, i);
-  if (words % kStep) word(words - 1, 0);
   for (int n = 0; n < N; ++n)
     for (int part = 0; part < kPieces * kParts; ++part) {
       const Floats* own = sums[n][part];

@@ -36,8 +36,7 @@ from tandem.scheduler import Decode
 # on average too good, planning takes time too, and where it was wrong a model costs more than a
 # lookup.
 MARGIN = 1.02
-# ... and one that takes the target's hidden states: keeping these takes as much, and where it does
-# not draft none are kept (`sparing`).
+# ... and a head, where no hidden states are kept unless it drafts (`sparing`): that takes as much.
 KEEPING = 1.05
 MAY_WRITE = 0.5  # of the tokens that a request has room for, it is expected to write at first, ...
 WRITTEN_MEMORY = 0.95  # ... and then as others have; what is known of these counts for so much
@@ -71,14 +70,16 @@ class Chooser:
         longest: int,
         costs: RoundCosts,
         unread: Callable[[Request], int],
+        margin: float = MARGIN,
     ) -> None:
         """methods: lookups, and then the model, if there is one; longest: most tokens of a draft;
-        unread: tokens that the model has to read before it can draft for a request."""
+        unread: tokens that the model has to read before it can draft for a request; margin:
+        times the rate of others that it must promise."""
         self._methods = methods
         self._longest = longest
         self._costs = costs
         self._unread = unread
-        self._margin = MARGIN if methods[-1].proposer.taps is None else KEEPING
+        self._margin = margin
         self._gains = [Gains(longest) for _ in methods]
         self._judged: list[Judged] = []
         """What is still to be learnt: when it has become much, or from..."""

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tandem.drafting import Computed, Draft, Proposer, Verdict
 from tandem.drafting.agenda import NO_PLANS, Agenda, found_parts
-from tandem.drafting.choosing import Chooser, Method
+from tandem.drafting.choosing import KEEPING, MARGIN, Chooser, Method
 from tandem.drafting.costs import Load, RoundCosts
 from tandem.drafting.drafter import Drafter
 from tandem.drafting.gains import Records
@@ -82,7 +82,8 @@ class MixtureProposer(Proposer):
                 proposer, place, self.watch, shares_prefixes, most_requests, sparing
             )
         unread = self._drafter.unread if self._drafter else lambda request: 0
-        self._chooser = Chooser(self._methods, longest, costs, unread)
+        margin = KEEPING if may_spare and self.taps is not None else MARGIN
+        self._chooser = Chooser(self._methods, longest, costs, unread, margin)
         self._rests = Rests()
         self._naps = Naps()
         self._asked: Sequence[Known] = ()
