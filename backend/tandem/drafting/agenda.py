@@ -36,19 +36,22 @@ class Plans(NamedTuple):
     """... until this one."""
     known: dict[int, Plan]
     without: float = 0.0
-    """The rate that a step should have if no lookup were asked, as a multiple of none's."""
+    """The rate that a step should have if no lookup were asked, as a multiple of none's, ..."""
+    plain: float = 0.0
+    """... which was this."""
 
     def hold(self, batch: int, first: str, now: int) -> bool:
         """Whether they are for so many requests in this round; for one alone, only if it is the
         same. first: of these."""
-        same = batch > 1 or first == self.first
-        return same and now < self.until and alike(self.batch, batch)
+        if now >= self.until or (batch == 1 and first != self.first):
+            return False
+        return batch == self.batch or alike(self.batch, batch)
 
-    def anew(self, batch: int, first: str, now: int, without: float) -> Plans:
+    def anew(self, batch: int, first: str, now: int, without: float, plain: float) -> Plans:
         """None yet, for so many requests, from this round on."""
         again = alike(self.batch, batch)
         rounds = longer(self.rounds) if again else PLANNED_FOR
-        return Plans(batch, first, rounds, now + rounds, {}, without)
+        return Plans(batch, first, rounds, now + rounds, {}, without, plain)
 
 
 NO_PLANS = Plans(0, "", 0, 0, {})
@@ -69,40 +72,47 @@ class Further(NamedTuple):
             known.wish = min(ceil(self.times * length), self.longest)
 
 
+NO_FURTHER = Further(1.0, 0)
+
+
 class Agenda(NamedTuple):
     """What is to be drafted in some rounds. What is wanted for a request stands in its `Known`, so
     that little is gathered anew in each."""
 
     decodes: list[Decode]
-    """Of the last round; where it drafts, ..."""
+    """Of the last round, ..."""
     requests: list[Known]
-    """... what is known of them, and..."""
-    asked: list[int]
-    """... tokens that the model is to draft for each, at most."""
+    """... what is known of them, ..."""
     parts: list[Part]
-    """What lookups are to draft for each, where there are any: it holds for one round."""
+    """... and what lookups are to draft for each, where they were asked: it holds for one round."""
     plan: Plan
     """As it was made."""
     gains: list[float]
     """Tokens that it should gain for each, when it was made."""
-    further: Further
-    worth: float
-    """Chance of being kept, from which one of the model's tokens pays."""
-    promised: float
-    """Times the rate of no drafts."""
-    probing: bool
-    """The model, which is not to draft, is tried all the same."""
-    idle: Draft | None
-    """Where nothing is drafted."""
-    batch: int
-    """Requests when it was made, and..."""
-    most: int
-    """... the largest of their lookaheads."""
-    rounds: int
-    """For so many it holds, ..."""
     made: int
-    """... from this one..."""
-    until: int
+    """In this round."""
+    asked: Sequence[int] = ()
+    """Tokens that the model, if there is one, is to draft for each, at most."""
+    by_model: bool = False
+    """Whether it is to draft any."""
+    further: Further = NO_FURTHER
+    worth: float = 0.0
+    """Chance of being kept, from which one of the model's tokens pays."""
+    promised: float = 1.0
+    """Times the rate of no drafts."""
+    saved: float = 0.0
+    """Share of the time that the model's drafts should save, for a request that may have some."""
+    probing: bool = False
+    """The model, which is not to draft, is tried all the same."""
+    idle: Draft | None = None
+    """Where nothing is drafted."""
+    batch: int = 0
+    """Requests when it was made, and..."""
+    most: int = 0
+    """... the largest of their lookaheads."""
+    rounds: int = PLANNED_FOR
+    """For so many it holds, ..."""
+    until: int = 0
     """... until this one."""
 
     def saves(self, rate: float) -> float:
@@ -110,7 +120,7 @@ class Agenda(NamedTuple):
         tokens."""
         if not any(self.plan.lengths):
             return 0.0
-        return (self.batch + sum(self.gains)) * (1 / rate - 1 / self.plan.rate)
+        return (len(self.decodes) + sum(self.gains)) * (1 / rate - 1 / self.plan.rate)
 
     def is_for(self, decodes: Sequence[Decode]) -> bool:
         """Whether these are the same requests."""
@@ -149,22 +159,20 @@ class Agenda(NamedTuple):
         self,
         decodes: Sequence[Decode],
         now: int,
-        join: Callable[[Sequence[Decode], Decode], tuple[Known, Choice]],
+        join: Callable[[Decode], tuple[Known, Choice]],
     ) -> Agenda | None:
         """The same where some requests have gone, others have come, or they have other room for
         drafts, as they do near their ends; None where nobody is left, far more or fewer than it was
         made for are there with some that have come, or one has more room. (Where one of few goes,
         the next mostly comes a round later, and then they are as many as before.) now: this round;
         join: for one of them that has come."""
-        if decodes == self.decodes:
-            return self
         mine = {one.request: known for one, known in zip(self.decodes, self.requests, strict=True)}
         came = [one for one in decodes if one.request not in mine]
         others = not alike(self.batch, len(decodes))
         if len(came) == len(decodes) or (came and others):
             return None
         for one in came:
-            known, choice = join(decodes, one)
+            known, choice = join(one)
             self.further.want(one, known, choice, self.plan.joined(choice.option))
             mine[one.request] = known
         requests, asked = list[Known](), list[int]()
@@ -174,7 +182,10 @@ class Agenda(NamedTuple):
                 return None
             requests.append(known)
             asked.append(min(known.wish, room))
-        rest = self._replace(decodes=list(decodes), requests=requests, asked=asked)
+        by_model = any(asked)
+        rest = self._replace(
+            decodes=list(decodes), requests=requests, asked=asked, by_model=by_model
+        )
         if not (came or others):
             return rest
         until = min(self.until, now + held(PLANNED_FOR, self.batch))

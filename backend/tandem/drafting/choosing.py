@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from math import log2
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tandem.drafting import Proposer
@@ -12,15 +11,15 @@ from tandem.drafting.between import averaged
 from tandem.drafting.costs import Load, RoundCosts
 from tandem.drafting.gains import Gains, Records
 from tandem.drafting.lengths import (
-    NOTHING_TAKEN,
     Option,
     Outlook,
     Plan,
     best_lengths,
-    midway,
+    of_one,
     outlook,
     with_finds,
 )
+from tandem.drafting.reading import NEVER, Reading
 from tandem.drafting.remembered import (
     PLANNED_FOR,
     Choice,
@@ -36,21 +35,13 @@ from tandem.scheduler import Decode
 # on average too good, planning takes time too, and where it was wrong a model costs more than a
 # lookup.
 MARGIN = 1.02
-# ... and a head, where no hidden states are kept unless it drafts (`sparing`): that takes as much.
-KEEPING = 1.05
 MAY_WRITE = 0.5  # of the tokens that a request has room for, it is expected to write at first, ...
 WRITTEN_MEMORY = 0.95  # ... and then as others have; what is known of these counts for so much
 LOOKS = 2  # requests a round, whose drafts by a model tell of it
 OWN = 3  # drafts of a request's own, that tell more of it than others' do
 NO_MORE: list[float] = []  # that a draft was asked for
-LOST = -1  # the size of drafts that a head cannot make any more
 SLACK = 0.95  # of the best rate is enough for a lookup to draft as far as it wants: it has seen the
 # match, and what is drafted teaches more
-
-
-def about(number: float) -> float:
-    """The same, but for a tenth: few numbers stand for all."""
-    return float(2.0 ** (round(4 * log2(number)) / 4))
 
 
 class Method(NamedTuple):
@@ -69,17 +60,14 @@ class Chooser:
         methods: Sequence[Method],
         longest: int,
         costs: RoundCosts,
-        unread: Callable[[Request], int],
-        margin: float = MARGIN,
+        reading: Reading,
     ) -> None:
         """methods: lookups, and then the model, if there is one; longest: most tokens of a draft;
-        unread: tokens that the model has to read before it can draft for a request; margin:
-        times the rate of others that it must promise."""
+        reading: of the model."""
         self._methods = methods
         self._longest = longest
         self._costs = costs
-        self._unread = unread
-        self._margin = margin
+        self._reading = reading
         self._gains = [Gains(longest) for _ in methods]
         self._judged: list[Judged] = []
         """What is still to be learnt: when it has become much, or from..."""
@@ -113,49 +101,58 @@ class Chooser:
         if now >= self._usual_until:
             self._usual = {}
             self._usual_until = now + held(PLANNED_FOR, load.requests)
-        if known.until <= now or not alike(known.load.requests, load.requests):
+        batch, known_for = load.requests, known.load.requests
+        if known.until <= now or (batch != known_for and not alike(known_for, batch)):
             if now >= self._learns_at:
                 self.learn(now)
             if not self._methods[-1].is_lookup:
                 known.fade(now)
             known.begin(load, now)
-        lost = decode.request.states_lost
-        key = decode.lookahead, lost, *[len(part.tokens) for part in known.found]
+        reading = 0.0
+        if not self._methods[-1].is_lookup:
+            to_write = self._to_write(decode.request)
+            reading = self._reading.a_token(decode.request, known, to_write, self._costs)
+        key = decode.lookahead, reading, *[len(part.tokens) for part in known.found]
         choice = known.choices.get(key)
         if choice is None:
-            choice = known.choices[key] = self._compare(decode, known)
+            choice = known.choices[key] = self._compare(decode, known, reading)
         return choice
 
-    def _compare(self, decode: Decode, known: Known) -> Choice:
-        """The choice among all methods, or those that the request allows."""
+    def _compare(self, decode: Decode, known: Known, reading: float) -> Choice:
+        """The choice among all methods, or those that the request allows. reading: as in
+        `_look_ahead`, or NEVER."""
         best: Choice | None = None
+        others = 0.0
         for place, method in enumerate(self._methods):
             if known.only not in (None, place):
                 continue
             longest = min(self._longest, method.proposer.longest)
             count = len(known.found[place].tokens) if method.is_lookup else longest
-            by_model = not (method.is_lookup or decode.request.states_lost)
-            key = place, Gains.size(count) if by_model or method.is_lookup else LOST
+            by_model = not (method.is_lookup or reading == NEVER)
+            key = place, Gains.size(count), 0.0 if method.is_lookup else reading
             if key not in known.outlooks:
-                known.outlooks[key] = self._outlook(place, decode.request, known, count)
+                known.outlooks[key] = self._outlook(place, known, count, key[-1])
             gains, lengths, rates = known.outlooks[key]
             count = min(self._planned(place, decode.lookahead), len(gains), count)
-            least = 1.0 if method.is_lookup else self._margin
-            if best is None or rates[count] > least * best.rate:
+            least = 1.0 if method.is_lookup else MARGIN
+            if best is None or rates[count] > least * others:
                 option = Option(gains[:count], by_model)
-                best = Choice(place, option, lengths[count], rates[count])
+                plan = of_one(option, lengths[count], rates[count])
+                best = Choice(place, option, plan, others or rates[0])
+                others = plan.rate
         assert best is not None
         return best
 
-    def pays(self, requests: Sequence[Request], load: Load) -> bool:
-        """Whether the model's drafts should, for others like these of which nothing is known.
-        load: of the batch."""
+    def promises(self, requests: Sequence[Request], load: Load) -> float:
+        """Times the rate of none, that the model's drafts should yield for others like these of
+        which nothing is known. load: of the batch."""
         count, longest = len(requests), min(self._longest, self._methods[-1].proposer.longest)
         reading = sum([self._costs.reading(one.num_prompt) for one in requests]) / count
         room = sum([one.max_total - one.num_prompt for one in requests]) / count
         reading /= max(1.0, self._may_write * room)
         place = len(self._methods) - 1
-        return any(self._look_ahead(place, {}, load, longest, reading).lengths)
+        rates = self._look_ahead(place, {}, load, longest, reading).rates
+        return rates[-1] / rates[0]
 
     def _planned(self, place: int, room: int) -> int:
         """Tokens that are drafted where there is room for so many."""
@@ -167,15 +164,12 @@ class Chooser:
         confidence = self._methods[-1].proposer.confidence
         return Further(1.0 if confidence is None else 1 / confidence.drafted, longest)
 
-    def _outlook(self, place: int, request: Request, known: Known, count: int) -> Outlook:
+    def _outlook(self, place: int, known: Known, count: int, reading: float) -> Outlook:
         """What a draft of about `count` tokens should be worth."""
-        size, reading = Gains.size(count), 0.0
-        if not self._methods[place].is_lookup:
-            if request.states_lost:
-                batch = known.load.requests
-                return outlook(self._costs.rounds(known.load, batch), batch, [])
-            reading = self._costs.reading(self._unread(request))
-            reading = reading and about(reading / self._to_write(request))
+        if reading == NEVER:
+            batch = known.load.requests
+            return outlook(self._costs.rounds(known.load, batch), batch, [])
+        size = Gains.size(count)
         own = known.gains[place].get(size)
         if own is not None and own.drafts >= OWN:
             return self._look_ahead(place, known.gains[place], known.load, count, reading)
@@ -200,7 +194,7 @@ class Chooser:
             gains = confidence.squeezed(gains)
         drafts = costs.drafts(batch, len(gains))
         besides = costs.between.besides(batch)
-        least = self._margin
+        least = MARGIN
         found = outlook(seconds, batch, gains, drafts, besides, margin=least, reading=reading)
         if reading and not any(found.lengths):  # what others draft does not make it worth reading
             found = found._replace(gains=[0.0] * len(gains))
@@ -209,11 +203,9 @@ class Chooser:
     def plan(self, choices: Sequence[Choice], load: Load, known: Plan | None = None) -> Plan:
         """How far each draft reaches. load: of the batch; known: a plan for about as many
         requests for which the model was chosen: it drafts as there."""
-        options = [choice.option for choice in choices]
         if len(choices) == 1:
-            length, (gains, by_model) = choices[0].length, options[0]
-            least = midway(gains[length - 1], gains[length:]) if length else NOTHING_TAKEN
-            return Plan([length], choices[0].rate, length * by_model, least)
+            return choices[0].plan
+        options = [choice.option for choice in choices]
         batch, between = len(choices), self._costs.between
         seconds = self._costs.rounds(load, batch * (1 + self._longest))
         drafting = max(1, sum(option.by_model for option in options))
@@ -221,7 +213,7 @@ class Chooser:
         besides = between.besides(batch)
         if known is not None:
             return with_finds(known, seconds, drafts, options, SLACK, besides)
-        return best_lengths(seconds, drafts, options, SLACK, besides, self._margin)
+        return best_lengths(seconds, drafts, options, SLACK, besides, MARGIN)
 
     def worth(self, rate: float, asked: Sequence[int], load: Load) -> float:
         """Chance of being kept, from which a token that the model drafts pays for its row of the
@@ -268,6 +260,7 @@ class Chooser:
         apart = 1 if one.found else -(-len(drew) // LOOKS)
         for turn, place in enumerate(drew, one.now):
             known, drafted = one.requests[place], len(one.tokens[place])
+            known.stay += len(one.verdicts[place].tokens)
             path, sure = one.verdicts[place].path, one.sure[place] if one.sure else ()
             shared, beyond = turn % apart == 0, NO_MORE
             if confidence is not None and sure:

@@ -40,7 +40,8 @@ class Confidence:
 
     def open_from(self, least: float) -> None:
         """Chains go on where all of them is kept with at least this chance; 0: always."""
-        self.gate = Gate(least, self._kept) if least > 0 else None
+        if self.gate is None or self.gate.least != least:
+            self.gate = Gate(least, self._kept) if least > 0 else None
 
     def chance(self, noise: int, share: float) -> float:
         """That a token is kept behind kept ones. share: of the likeliest one."""
@@ -48,10 +49,11 @@ class Confidence:
 
     def learn(self, noise: int, sure: Sequence[float], drafted: int, kept: int) -> None:
         """Of so many drafted tokens so many were kept. sure: the shares at their places."""
-        for at, share in enumerate(sure[: min(drafted, kept + 1)]):
-            place = self._place(noise, share)
-            self._seen[place] = min(REMEMBERED, self._seen[place] + 1)
-            self._kept[place] += ((at < kept) - self._kept[place]) / self._seen[place]
+        chances, seen, first, last = self._kept, self._seen, noise * SHARES, SHARES - 1
+        for at, share in enumerate(sure[: min(drafted, kept + 1)]):  # a plain line: there are many
+            place = first + min(int(share * SHARES), last)
+            count = seen[place] = min(REMEMBERED, seen[place] + 1)
+            chances[place] += ((at < kept) - chances[place]) / count
 
     def beyond(self, noise: int, share: float, count: int) -> list[float]:
         """Chances of so many tokens that a draft was asked for too, which ended as it was sure of

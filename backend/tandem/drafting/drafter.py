@@ -11,13 +11,22 @@ from tandem.drafting.agenda import Agenda
 from tandem.drafting.costs import READ_ALONG
 from tandem.drafting.held import HeldStates
 from tandem.drafting.parts import Part, part_of
+from tandem.drafting.reading import Reading
 from tandem.drafting.remembered import Known
 from tandem.drafting.sparing import Sparing
 from tandem.drafting.stopwatch import Stopwatch
-from tandem.request import Request
 from tandem.scheduler import Decode, StepPlan
 
 PROBE = 2  # tokens of a draft that is not expected to pay
+
+
+def able(decodes: Sequence[Decode], requests: Sequence[Known], model: int) -> list[int]:
+    """For whom the model, which stands at this place among the methods, may draft."""
+    return [
+        place
+        for place, (decode, known) in enumerate(zip(decodes, requests, strict=True))
+        if decode.lookahead and known.only in (None, model) and not decode.request.states_lost
+    ]
 
 
 class Drafter:
@@ -35,6 +44,7 @@ class Drafter:
         shares_prefixes: bool,
         most_requests: int,
         sparing: Sparing,
+        reading: Reading,
     ) -> None:
         """place: among the methods, behind all lookups; shares_prefixes, most_requests: as in
         `HeldStates`."""
@@ -44,42 +54,30 @@ class Drafter:
         self.asked: Sequence[int] = ()
         """Tokens for each request, in the last round in which it was asked for any."""
         self.sparing = sparing
+        self._reading = reading
         self.held: HeldStates | None = None  # where the model looks at tokens alone
         if proposer.taps is not None:
             self.held = HeldStates(proposer, shares_prefixes, most_requests)
 
-    def unread(self, request: Request) -> int:
-        """Tokens that the model has to read before it can draft."""
-        unread = request.computed - request.draft_computed
-        return unread if self.held is None else max(self.held.rows(request), unread)
-
-    def draft(self, agenda: Agenda, parts: list[Part], alone: bool, now: int, timed: bool) -> Draft:
+    def draft(self, agenda: Agenda, parts: list[Part], alone: bool, timed: bool) -> Draft:
         """What is planned; where the model drafts, its draft takes the part's place. alone: as in
-        `Proposer.propose`; now: this round; timed: by it is learnt what drafts take."""
-        self.sparing.drafted(now)
-        return self._draft(agenda, agenda.asked, agenda.worth, parts, alone, now, timed)
+        `Proposer.propose`; timed: by it is learnt what drafts take."""
+        self.sparing.drafted(agenda.saved)
+        return self._draft(agenda, agenda.asked, agenda.worth, parts, alone, timed)
 
-    def probe(self, agenda: Agenda, parts: list[Part], alone: bool, now: int) -> Draft:
+    def probe(self, agenda: Agenda, parts: list[Part], alone: bool) -> Draft:
         """Tries the model, which is not expected to pay, for the request that loses least by it."""
-        able = self.able(agenda.decodes, agenda.requests)
-        waived = {place: _waived(agenda, place) for place in able}
-        place = min(able, key=lambda one: (waived[one], self.unread(agenda.decodes[one].request)))
+        places = able(agenda.decodes, agenda.requests, self.place)
+        waived = {place: _waived(agenda, place) for place in places}
+        place = min(
+            places, key=lambda one: (waived[one], self._reading.unread(agenda.decodes[one].request))
+        )
         asked = [0] * len(parts)
         asked[place] = min(PROBE, agenda.decodes[place].lookahead)
         began = self.watch.clock()
-        draft = self._draft(agenda, asked, 0.0, parts, alone, now, timed=True)
+        draft = self._draft(agenda, asked, 0.0, parts, alone, timed=True)
         self._charge(len(parts), self._seconds(began, draft) + waived[place])
         return draft
-
-    def able(self, decodes: Sequence[Decode], requests: Sequence[Known]) -> list[int]:
-        """For whom the model may draft."""
-        return [
-            place
-            for place, (decode, known) in enumerate(zip(decodes, requests, strict=True))
-            if decode.lookahead
-            and known.only in (None, self.place)
-            and not decode.request.states_lost
-        ]
 
     def taps_of(self, plan: StepPlan) -> tuple[int, ...] | None:
         """As in `Proposer`."""
@@ -121,16 +119,14 @@ class Drafter:
         worth: float,
         parts: list[Part],
         alone: bool,
-        now: int,
         timed: bool,
     ) -> Draft:
         mine = [place for place, length in enumerate(asked) if length]
-        assert not any(agenda.decodes[place].request.states_lost for place in mine)
         if self.proposer.confidence is not None:
             self.proposer.confidence.open_from(worth)
         self.asked = asked
         began = self.watch.clock()
-        read = self._catch_up(agenda, mine, now)
+        read = self._catch_up(agenda, mine)
         found = self.proposer.propose(
             [Decode(decode.request, n) for decode, n in zip(agenda.decodes, asked, strict=True)],
             alone,
@@ -144,14 +140,15 @@ class Drafter:
                 parts[place], known.taken = part_of(found, place), self.place
         return found
 
-    def _catch_up(self, agenda: Agenda, places: Sequence[int], now: int) -> int:
+    def _catch_up(self, agenda: Agenda, places: Sequence[int]) -> int:
         """Has the model read what was held back of these; how many tokens it has to read."""
         read, requests = 0, [agenda.decodes[place].request for place in places]
         for place, request in zip(places, requests, strict=True):
-            rows = self.unread(request)
+            assert not request.states_lost
+            rows = self._reading.unread(request)
             read += rows
-            if rows > READ_ALONG:  # that it need not read them again changes its outlook
-                agenda.requests[place].until = now
+            if rows > READ_ALONG:
+                self._reading.caught_up(agenda.requests[place])
         if self.held is not None:
             self.held.show(requests)
         return read

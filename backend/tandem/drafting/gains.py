@@ -40,30 +40,34 @@ class _Record:
     def fade(self, rounds: int) -> None:
         """So many had no draft."""
         self._weight /= UNUSED**rounds
-        self._keep_small()
+        if self._weight > HEAVIEST:
+            self._keep_small()
 
     def update(self, tried: int, kept: Collection[int], beyond: Sequence[float] = ()) -> None:
         self._weight /= self._memory
         self.drafts += 1
         reached = tried + len(beyond)
-        self._ends[reached] += self._weight
+        weight, before, counts = self._weight, self._before, self._kept
+        self._ends[reached] += weight
         if reached:
-            self._before[0] += self._weight
-        places = [(place, 1.0) for place in kept]
-        if len(kept) == tried:
-            places += enumerate(beyond, tried + 1)
-        for place, chance in places:
-            self._kept[place - 1] += chance * self._weight
+            before[0] += weight
+        for place in kept:
+            counts[place - 1] += weight
             if place < reached:
-                self._before[place] += chance * self._weight
-        self._keep_small()
+                before[place] += weight
+        if beyond and len(kept) == tried:
+            for place, chance in enumerate(beyond, tried + 1):
+                counts[place - 1] += chance * weight
+                if place < reached:
+                    before[place] += chance * weight
+        if weight > HEAVIEST:
+            self._keep_small()
 
     def _keep_small(self) -> None:
-        if self._weight > HEAVIEST:
-            self._ends = [count / self._weight for count in self._ends]
-            self._before = [count / self._weight for count in self._before]
-            self._kept = [count / self._weight for count in self._kept]
-            self._weight = 1.0
+        self._ends = [count / self._weight for count in self._ends]
+        self._before = [count / self._weight for count in self._before]
+        self._kept = [count / self._weight for count in self._kept]
+        self._weight = 1.0
 
     def usual(self) -> list[float]:
         """What was seen at each place, mixed with what the places before suggest: that chances go

@@ -58,6 +58,14 @@ class Plan(NamedTuple):
         return sum([gain >= self.least for gain in option.gains[: self.levels]])
 
 
+def of_one(option: Option, length: int, rate: float) -> Plan:
+    """One request's draft of so many tokens, in a step that should yield so many a second."""
+    least = NOTHING_TAKEN
+    if length:
+        least = midway(option.gains[length - 1], option.gains[length:])
+    return Plan([length], rate, length * option.by_model, least)
+
+
 def outlook(
     seconds: list[float],
     batch: int,

@@ -29,7 +29,7 @@ class Lookups:
         """The round `now`, in which they are asked unless there is no room for any draft, or they
         pause."""
         self.asked, self.took = False, 0.0
-        if self.methods and any(decode.lookahead for decode in decodes):
+        if self.methods and (decodes[0].lookahead or any(one.lookahead for one in decodes)):
             first = decodes[0].request.id
             self.asked = not self.pauses.due(now, len(decodes), first)
 

@@ -16,6 +16,8 @@ class Part(NamedTuple):
 
     def cut(self, length: int) -> Part:
         """Its first tokens; parents come first."""
+        if length == len(self.tokens):
+            return self
         return Part(self.tokens[:length], self.parents and self.parents[:length])
 
     def judged(self, text: Sequence[int]) -> tuple[int, list[int]]:
@@ -53,7 +55,7 @@ def part_of(draft: Draft, index: int) -> Part:
 def joined(parts: Sequence[Part], guessed: Draft, drawn: list[bool] | None) -> Draft:
     """guessed: the model's draft, which is among the parts."""
     tokens = [part.tokens for part in parts]
-    if all(part.parents is None for part in parts):
+    if not [part for part in parts if part.parents is not None]:
         return Draft(tokens, None, guessed.q, drawn, guessed.verified)
     assert guessed.verified is None  # chains alone are
     parents = [

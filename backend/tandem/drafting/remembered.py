@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import log2
 from typing import NamedTuple
 
 from tandem.drafting import Verdict
 from tandem.drafting.costs import Load
 from tandem.drafting.gains import Gains, Records
-from tandem.drafting.lengths import Option, Outlook
+from tandem.drafting.lengths import Option, Outlook, Plan
 from tandem.drafting.parts import Part
 from tandem.verification.judging import GREEDY
 
@@ -37,16 +38,26 @@ def longer(rounds: int) -> int:
     return min(LONGER * rounds, MOST_PLANNED_FOR)
 
 
+def about(number: float) -> float:
+    """The same, but for a tenth: few numbers stand for all."""
+    return float(2.0 ** (round(4 * log2(number)) / 4))
+
+
 class Choice(NamedTuple):
     """The method that should gain most for a request."""
 
     place: int
     """Among the methods, the one that guesses with a model last."""
     option: Option
-    length: int
-    """Best for this request, if the whole batch did the same, and..."""
-    rate: float
-    """... the tokens a second that it should yield then."""
+    plan: Plan
+    """Best for this request, if the whole batch did the same."""
+    others: float
+    """The tokens a second that the best of the others should yield then, or none."""
+
+    @property
+    def saves(self) -> float:
+        """Share of the others' time."""
+        return 1 - self.others / self.plan.rate
 
 
 @dataclass(slots=True)
@@ -63,10 +74,11 @@ class Known:
     """What each lookup found for it in this round."""
     taken: int = 0
     """The method whose draft is verified in this round."""
-    outlooks: dict[tuple[int, int], Outlook] = field(default_factory=dict)
-    """What drafts should be worth to it, by method and size of the draft (`Gains.size`), ..."""
-    choices: dict[tuple[int, ...], Choice] = field(default_factory=dict)
-    """... what follows from it, by lookahead and the lengths of what was found, ..."""
+    outlooks: dict[tuple[int, int, float], Outlook] = field(default_factory=dict)
+    """What drafts should be worth to it, by method, size of the draft (`Gains.size`), and what the
+    model has to read, ..."""
+    choices: dict[tuple[float, ...], Choice] = field(default_factory=dict)
+    """... what follows from it, by lookahead, this, and the lengths of what was found, ..."""
     load: Load = NOBODY
     """... for a batch of these, ..."""
     until: int = 0
@@ -81,6 +93,8 @@ class Known:
     """Its lookahead when it became part of the agenda, and..."""
     wish: int = 0
     """... tokens that the model is to draft for it, where there is room."""
+    stay: int = 0
+    """Tokens in rounds for which the model drafted, since it has read more than it reads along."""
 
     def begin(self, load: Load, now: int) -> None:
         """Anew in this round."""

@@ -122,8 +122,9 @@ class Pauses:
     def due(self, now: int, batch: int, first: str) -> bool:
         """Whether the round `now`, of so many requests, is of one. first: of these. One alone that
         has just come is looked at."""
-        same = batch > 1 or first == self._first
-        return same and self.goes_on(now) and alike(batch, self._batch)
+        if now >= self._until:
+            return False
+        return (batch > 1 or first == self._first) and alike(batch, self._batch)
 
     def goes_on(self, now: int) -> bool:
         """Whether the round `now` comes before the end of the last one."""

@@ -14,9 +14,10 @@ from collections.abc import Callable
 
 from tandem.drafting.remembered import alike
 
-KEPT_FOR = 128  # rounds in which the head does not draft, before no more states are kept...
+KEPT_FOR = 128  # rounds by which it is judged whether the head pays; then no states are kept...
 FIRST_SPARED = 512  # ... for so many rounds, ...
 LONGEST_SPARED = 4096  # ... and ever more
+KEEPING = 0.1  # of the time, that it takes to keep states: as much must drafts save
 
 
 class Sparing:
@@ -28,7 +29,9 @@ class Sparing:
         self.spares = False
         """Whether no states are kept."""
         self._since = 0
-        """The round from which on the head has not drafted, or states are kept again."""
+        """The round from which on is judged, and..."""
+        self._saved = 0.0
+        """... shares of the time that drafts have saved since, summed over rounds."""
         self._until = 0
         """The round from which on states are kept again when somebody comes, ..."""
         self._batch = 0
@@ -36,21 +39,28 @@ class Sparing:
         self._rounds = FIRST_SPARED
         """Of the next time in which none are."""
 
-    def drafted(self, now: int) -> None:
-        """The round `now` has drafts of the head that are expected to pay."""
-        self._since, self._rounds = now, FIRST_SPARED
+    def drafted(self, saved: float) -> None:
+        """In a round by the head, which should save so much of its time."""
+        self._saved += saved
 
     def look(self, now: int, running: int, waiting: int, pays: Callable[[], bool]) -> None:
         """Before the round `now`, with so many requests. pays: whether the head's drafts should,
-        for a request of which nothing is known."""
+        for a request of which nothing is known, save enough beside what others do."""
         batch = running + waiting
         if self.spares:
             fewer = batch < self._batch and not alike(batch, self._batch)
             if fewer or (waiting and now >= self._until):
-                self.spares, self._since = False, now
+                self._begin(now)
         elif self._may_spare and now - self._since >= KEPT_FOR and running:
-            if pays():
-                self._since = now
+            saves = self._saved >= KEEPING * (now - self._since)
+            if saves:
+                self._rounds = FIRST_SPARED
+            if saves or pays():
+                self._begin(now)
             else:
                 self.spares, self._batch, self._until = True, batch, now + self._rounds
                 self._rounds = min(2 * self._rounds, LONGEST_SPARED)
+
+    def _begin(self, now: int) -> None:
+        """From the round `now` on it is judged anew."""
+        self.spares, self._since, self._saved = False, now, 0.0
