@@ -14,13 +14,15 @@ COMMA := ,
 DRAFT = $(notdir $(wildcard model_repository/$(MODEL)/1/$(lastword $(subst $(COMMA), ,$(METHOD)))))
 OVERRIDES = $(if $(METHOD),--set speculative_method=$(METHOD)) \
 	$(if $(DRAFT),--set draft_model=$(DRAFT)) $(if $(TREE),--set speculative_tree=$(TREE)) \
-	$(if $(TOKENS),--set num_speculative_tokens=$(TOKENS))
+	$(if $(TOKENS),--set num_speculative_tokens=$(TOKENS)) \
+	$(if $(ANSWERS),--set suffix_decoding_max_cached_requests=$(ANSWERS))
 # The vLLM engine's environment, for models that name this engine.
 NEEDS = $(if $(shell grep -s 'key: "engine" value { string_value: "vllm"' \
 	model_repository/$(MODEL)/config.pbtxt),setup-vllm)
 # Instead of the model's own, for example: make demo METHOD=suffix,eagle3 TREE=4 TOKENS=12
 METHOD ?=
 TREE ?=
+ANSWERS ?=
 TOKENS ?=
 # A file of perf_analyzer_configs/, or a path, and what measures it: see docs/profiles.md
 PROFILE ?= chat

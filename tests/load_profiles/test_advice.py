@@ -20,9 +20,9 @@ from tools.load_profiles.report import verdict
 from tools.load_profiles.target import Drafting
 
 METHOD = {"speculative_method": "draft_model"}
-CHAIN = Drafting("draft_model", 4, False, True, METHOD)
-TREE = Drafting("draft_model", 12, True, True, METHOD | {"speculative_tree": "4"})
-PLAIN = Drafting("none", 0, False, True, {})
+CHAIN = Drafting("draft_model", 4, False, True, False, METHOD)
+TREE = Drafting("draft_model", 12, True, True, False, METHOD | {"speculative_tree": "4"})
+PLAIN = Drafting("none", 0, False, True, False, {})
 
 
 def point(clients, length, *speeds, rate=0.6, preemptions=0):

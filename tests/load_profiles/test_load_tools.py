@@ -77,7 +77,7 @@ def given(tmp_path, monkeypatch):
         configs = {}
         monkeypatch.setattr(peers, "_run", lambda _, config, path: configs.update({path: config}))
         monkeypatch.setattr(
-            peers, "drafting", lambda target: Drafting("suffix", 8, False, True, {})
+            peers, "drafting", lambda target: Drafting("suffix", 8, False, True, True, {})
         )
         monkeypatch.setattr(peers, "ENVIRONMENT", tmp_path)
         (tmp_path / "bin").mkdir(exist_ok=True)

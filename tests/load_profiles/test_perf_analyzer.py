@@ -17,7 +17,7 @@ from tools.load_profiles.sweep import Sweep
 from tools.load_profiles.target import Drafting, Target, drafting
 
 pytestmark = pytest.mark.triton
-UP_TO_8 = Drafting("draft_model", 8, False, False, {})
+UP_TO_8 = Drafting("draft_model", 8, False, False, False, {})
 TINY = {
     "description": "tiny",
     "inputs": str(FOLDER / "inputs" / "chat.jsonl"),

@@ -9,7 +9,7 @@ from tools.load_profiles.points import Point, failed
 from tools.load_profiles.profile import Load, load_profile
 from tools.load_profiles.target import Drafting
 
-HOW = Drafting("suffix", 4, False, True, {"speculative_method": "suffix"})
+HOW = Drafting("suffix", 4, False, True, True, {"speculative_method": "suffix"})
 MACHINE = "A CPU, 2 threads."
 
 
@@ -90,7 +90,7 @@ def test_each_plot_shows_its_own_crossover(tmp_path, monkeypatch):
         found.append(one._replace(request_s=[seconds]))
     report.write("chat", load_profile("chat"), HOW, found, MACHINE, tmp_path)
     assert [round(value, 1) for value in drawn] == [3.6, 7.7]
-    plain = Drafting("none", 0, False, True, {})
+    plain = Drafting("none", 0, False, True, False, {})
     report.write("chat", load_profile("chat"), plain, found[:1], MACHINE, tmp_path)
     assert drawn[2:] == [None]
 
@@ -105,11 +105,29 @@ def test_a_tree_is_measured_in_nodes(tmp_path):
 
 
 def test_plain_decoding_alone(tmp_path):
-    plain = Drafting("none", 0, False, True, {})
+    plain = Drafting("none", 0, False, True, False, {})
     found = [point(Load("concurrency", clients), 0, 90) for clients in (1, 2)]
     text = report.write("chat", load_profile("chat"), plain, found, MACHINE, tmp_path).read_text()
     assert "no speculative_method: what follows is plain decoding alone" in text
     assert '"speculative' not in text and "| 1 client, plain |" in text
+
+
+@pytest.mark.parametrize("remembers", [True, False])
+def test_whether_answers_are_remembered_is_said(tmp_path, remembers):
+    """For prompts come again: 24 of them."""
+    said = "most answers were known" if remembers else "each request's own text alone"
+    how, profile = HOW._replace(remembers=remembers), load_profile("chat")
+
+    def written(how, profile=profile):
+        return report.write("chat", profile, how, points(), MACHINE, tmp_path).read_text()
+
+    text = written(how)
+    sent = sum(profile.sent(load) for load in profile.loads) * 2 * profile.repeats / 24
+    assert said in text and f"each of 24 prompts was sent {sent:.0f} times" in text
+    assert "each of" not in written(how._replace(method="ngram"))
+    many = tmp_path / "many.jsonl"
+    many.write_text("\n".join(json.dumps({"text": str(one)}) for one in range(10_000)))
+    assert "each of" not in written(how, profile.model_copy(update={"inputs": many}))
 
 
 def test_a_plot_shows_each_draft_length(tmp_path):

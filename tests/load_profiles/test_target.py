@@ -31,9 +31,10 @@ def answered(monkeypatch):
 def test_by_its_parameters(answered):
     method = {"speculative_method": "suffix", "num_speculative_tokens": "8"}
     found = answered(model="target", draft_model="of another method", **method)
-    assert found == Drafting("suffix", 8, False, True, {"speculative_method": "suffix"})
+    assert found == Drafting("suffix", 8, False, True, True, {"speculative_method": "suffix"})
     fixed = answered(model="target", draft_model="draft", adaptive_speculation=" false ")
-    assert fixed == Drafting("draft_model", 4, False, False, {"draft_model": "draft"})
+    assert fixed == Drafting("draft_model", 4, False, False, False, {"draft_model": "draft"})
+    assert not answered(model="target", suffix_decoding_max_cached_requests="0", **method).remembers
     assert answered(model="target", speculative_method="none").most == 0
     assert answered(model="target").title(0) == "plain"
 

@@ -86,7 +86,9 @@ def serving(wanted: Target, parameters: dict[str, str], console: Console) -> Ite
         yield wanted
     elif host in LOCAL:
         repository = ROOT / "model_repository"
-        with overridden(repository, [wanted.model], parameters) as served:
+        # the profile's prompts come again: no suffix of earlier answers is to be found
+        forgetful = {"suffix_decoding_max_cached_requests": "0"}
+        with overridden(repository, [wanted.model], forgetful | parameters) as served:
             server = TritonServer(ServerOptions(served, (wanted.model,)))
             try:
                 server.start()

@@ -30,6 +30,13 @@ tokens/s is the median (and the range), percentiles are over the requests of all
 that arrive together share the time since the last ones. A client sends its next request when its
 answer has ended, and its first one is not counted; requests of a rate are sent whether or not
 others have ended ({arrivals})."""
+REMEMBERED = """**Suffix decoding remembers answers, and each of {prompts} prompts was sent {times:.0f}
+times** (with another first line): most answers were known. Where your requests do not come again
+like this, measure with `suffix_decoding_max_cached_requests` 0, as a server of the profile's own
+has it."""
+FORGOTTEN = """Suffix decoding drafted from each request's own text alone
+(`suffix_decoding_max_cached_requests` 0), as each of {prompts} prompts was sent {times:.0f} times.
+Where your requests come again, measure with `ANSWERS=10000` too."""
 HEADINGS: dict[Kind, str] = {
     "concurrency": "By clients at once",
     "request_rate": "By request rate",
@@ -82,7 +89,13 @@ def _figures(
 def _method(profile: Profile, how: Drafting) -> str:
     """How it was measured."""
     arrivals = profile.arrivals if profile.burst == 1 else f"bursts of {profile.burst}"
-    return HOW.format(drafting=how, repeats=profile.repeats, arrivals=arrivals)
+    said = HOW.format(drafting=how, repeats=profile.repeats, arrivals=arrivals)
+    prompts, points = len(profile.prompts()), profile.repeats * len(profile.lengths(how.most))
+    times = points * sum(profile.sent(load) for load in profile.loads) / prompts
+    if "suffix" not in how.method or times <= 1:
+        return said
+    more = REMEMBERED if how.remembers else FORGOTTEN
+    return f"{said}\n\n{more.format(prompts=prompts, times=times)}"
 
 
 def verdict(points: Sequence[Point], how: Drafting, length: int) -> str:

@@ -30,6 +30,8 @@ class Drafting(NamedTuple):
     """Tokens in a round, of a tree its nodes; 0: the model decodes plainly."""
     tree: bool
     adaptive: bool
+    remembers: bool
+    """Whether answers to earlier requests are drafted from."""
     parameters: Mapping[str, str]
     """Those of `SPECULATION` that make it draft so, as they are written in its configuration."""
 
@@ -74,5 +76,6 @@ def _of(entries: Mapping[str, Any]) -> Drafting:
         config.lookahead,
         config.speculative_tree is not None,
         config.adaptive_speculation and config.engine == "native",
+        "suffix" in config.methods and config.suffix_decoding_max_cached_requests > 0,
         {key: given[key] for key in SPECULATION if given.get(key)},
     )
