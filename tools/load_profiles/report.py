@@ -30,9 +30,10 @@ tokens/s is the median (and the range), percentiles are over the requests of all
 that arrive together share the time since the last ones. A client sends its next request when its
 answer has ended, and its first one is not counted; requests of a rate are sent whether or not
 others have ended ({arrivals})."""
-REMEMBERED = """**Suffix decoding remembers answers**, and each of {prompts} prompts was sent {times:.0f} times
-with another first line: most answers were known. Where your requests do not come again like this,
-measure with `suffix_decoding_max_cached_requests` 0, as a server of the profile's own has it."""
+REMEMBERED = """**Suffix decoding remembers answers**, and each of {prompts} prompts was sent
+{times:.0f} times, with another first line: most answers were known. Where your requests do not come
+again like this, measure with `suffix_decoding_max_cached_requests` 0, as a server of the profile's
+own has it."""
 FORGOTTEN = """Suffix decoding drafted from each request's own text alone
 (`suffix_decoding_max_cached_requests` 0), as each of {prompts} prompts was sent {times:.0f} times.
 Where your requests come again, measure with `ANSWERS=10000` too."""
