@@ -86,6 +86,7 @@ class Bench(NamedTuple):
             EngineConfig(
                 model=self.target,
                 draft_model=self.draft if method == "draft_model" else None,
+                draft_weight_bits=16,  # or it would not be the target itself
                 speculative_method=method,
                 num_speculative_tokens=tokens,
                 adaptive_speculation=False,

@@ -183,7 +183,12 @@ def load_models(config: EngineConfig, chosen: Chosen, world: World | None) -> li
     dtype = chosen.dtype
     if world is None:
         device = chosen.placement.devices[0]
-        return [ModelRunner(folder, shape, dtype, device) for _, folder, shape in wanted]
+        return [
+            ModelRunner(
+                folder, shape, dtype, device, eights=role == "draft" and config.draft_in_eights
+            )
+            for role, folder, shape in wanted
+        ]
     return [ParallelRunner(world, role, folder, shape, dtype) for role, folder, shape in wanted]
 
 

@@ -54,6 +54,11 @@ def _as_object(value: Any) -> Any:
         raise ValueError('Input should be a JSON object such as {"max_num_seqs": 8}') from None
 
 
+def _as_number(value: Any) -> Any:
+    """Digits as the number that they stand for."""
+    return int(value) if isinstance(value, str) and value.strip().isdecimal() else value
+
+
 def _as_methods(value: Any) -> Any:
     if not isinstance(value, str):
         return value
@@ -160,6 +165,10 @@ class EngineConfig(BaseModel):
     draft_max_model_len: Annotated[Count, Field(ge=1)] | None = None
     """Tokens of a request beyond which nothing is drafted; None: as far as a draft model's
     positions reach."""
+    draft_weight_bits: Annotated[Literal[8, 16], BeforeValidator(_as_number)] = 8
+    """8: where the kernels of a CPU multiply bfloat16 (AVX512_BF16, no AMX), a draft model's and a
+    head's own weights are rounded to 8 bits, which halves what a draft reads. For `engine` native
+    alone; a draft on ranks of its own has 16."""
     speculative_tree: Annotated[int | list[list[int]] | None, BeforeValidator(_as_tree)] = None
     """A number: how many guesses are considered behind every likely one. A list of paths, as JSON:
     the tree's shape, as in Medusa's choices. None: a chain."""
@@ -284,6 +293,11 @@ class EngineConfig(BaseModel):
                 f"draft_tensor_parallel_size is {d} but engine is vllm and tensor_parallel_size is "
                 f"{t}: choose a divisor."
             )
+
+    @property
+    def draft_in_eights(self) -> bool:
+        """Whether what drafts may have weights of 8 bits."""
+        return self.draft_weight_bits == 8
 
     @property
     def methods(self) -> tuple[str, ...]:

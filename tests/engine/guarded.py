@@ -63,6 +63,11 @@ def main(folder: Path) -> None:
             weight = torch.ones(74, 35, dtype=dtype)
             linear = KernelLinear(load_kernels(), weight, None, None, gated)
             assert (linear(torch.ones(rows, 35)) == 35).all()
+        for rows, gated in product(ROWS, (False, True)):
+            if load_kernels().tandem_eights():
+                weight = torch.ones(74, 35, dtype=torch.bfloat16)
+                linear = KernelLinear(load_kernels(), weight, None, None, gated, eights=True)
+                assert (linear(torch.ones(rows, 35)) == 35).all()
         generate_with_heads(folder)
     print("all within")
 

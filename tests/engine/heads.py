@@ -10,6 +10,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tandem.drafting.held import HeldStates
+from tandem.request import Request
+
 HIDDEN, VOCAB, INNER, HEADS, KV_HEADS = 48, 96, 80, 4, 2
 
 
@@ -205,3 +208,10 @@ def make_head(
 def drafting(method: str, folder: Path) -> dict[str, Any]:
     """The parameters that use a head."""
     return {"speculative_method": METHODS[method], "draft_model": folder}
+
+
+def rows_of(held: HeldStates, request: Request) -> int:
+    """How many hidden states of a request wait."""
+    held._sort()
+    found = held._held.get(request)
+    return found.rows if found else 0

@@ -51,6 +51,7 @@ BAD = {
         *("[" * 100_000, "[[[1], 2]]", [[{}]]),
     ],
     "draft_max_model_len": OPTIONAL_COUNT,
+    "draft_weight_bits": [4, 0, 32, "x", "", True, None, 8.5],
     "prompt_lookup_min": COUNT,
     "prompt_lookup_max": [33, *COUNT],
     "suffix_decoding_max_tree_depth": [1, *COUNT],

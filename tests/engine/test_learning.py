@@ -1,6 +1,7 @@
 """What a mixture learns from, where many requests draft at once."""
 
 import weakref
+from itertools import pairwise
 
 import pytest
 
@@ -60,6 +61,21 @@ def test_each_request_has_its_own_to_learn_from_and_all_of_them_judge_the_model(
     assert [chance > 0.7 for chance in own] == kept
     assert [chance < 0.3 for chance in own] == [not one for one in kept]
     assert first_chance(chooser, {}) == pytest.approx(0.5, abs=0.1)
+
+
+@pytest.mark.parametrize("batch", [4, 8, 16])
+@pytest.mark.parametrize("every", [1, 2])
+def test_all_of_them_take_turns_in_judging_the_model(chooser, batch, every):
+    """Though only every second round may be learnt from."""
+    requests = known_ones(batch)
+    kept = [[place == one for place in range(batch)] for one in range(batch)]
+    for one in range(batch):
+        shares = [first_chance(chooser, {})]
+        for now in range(0, 100 * every, every):
+            chooser.judged(judged(now, requests, kept[one]))
+        chooser.learn(now)
+        shares.append(first_chance(chooser, {}))
+        assert shares[1] == pytest.approx(1 / batch, abs=0.12)
 
 
 @pytest.mark.parametrize("batch", [1, LOOKS, BATCH])
@@ -240,3 +256,13 @@ def test_before_it_is_judged_whether_lookups_pay_all_is_learnt():
     world.run(mixture, 1, LONGEST, 1, requests)
     assert seen > 0
     assert len(mixture.planner.chooser._judged) <= 1
+
+
+def test_every_second_round_that_naps_is_learnt_from():
+    world = World()
+    mixture = of_a_model(world, Guess(world, 0.8, level_s=0.1))
+    judged, learn = [], mixture.planner.chooser.judged
+    mixture.planner.chooser.judged = lambda one: judged.append(one.now) or learn(one)
+    world.run(mixture, 1, LONGEST, 400, [make_request([1, 2])])
+    assert 200 <= len(judged) < 300
+    assert max(b - a for a, b in pairwise(judged)) <= 2 + 8  # a rest

@@ -19,7 +19,7 @@ from tandem.drafting.resting import FIRST_REST, LONGEST_REST, REST_EVERY, Rests
 from tandem.drafting.tree import Node, TreeProposer, _Tree
 from tandem.scheduler import Decode
 from tests.engine.builders import make_request
-from tests.engine.heads import make_head
+from tests.engine.heads import make_head, rows_of
 from tests.engine.policy_world import LONGEST, Guess, World, always_pays, by_whim, of_a_model
 from tests.engine.references import hf_greedy
 
@@ -363,7 +363,7 @@ class Reader(NoProposer):
 
 def held_storage(held, request, features):
     """Whether what is held of a request keeps all of a pass."""
-    assert held.rows(request)
+    assert rows_of(held, request)
     return any(part.data_ptr() == features.data_ptr() for part, _ in held._held[request].parts)
 
 
@@ -383,14 +383,14 @@ def test_held_states_are_shown_in_order_when_asked_for_or_too_many():
     assert reader.shown == [(request.id, 0, [0.0, 1.0, 2.0])]
     held.add([Computed(request, 3, [5, 7]), Computed(other, 3, [6])], features)
     held.add([Computed(request, 5, [9])], features)
-    assert (held.rows(request), held.rows(other)) == (3, 1)
+    assert (rows_of(held, request), rows_of(held, other)) == (3, 1)
     held.show([request])
     assert reader.shown[1:] == [(request.id, 3, [5.0, 7.0, 9.0])]
-    assert (held.rows(request), held.rows(other)) == (0, 1)
+    assert (rows_of(held, request), rows_of(held, other)) == (0, 1)
     assert not held_storage(held, other, features)  # of a large pass nothing else is kept
     for start in range(4, 3 + MOST_ROWS):
         held.add([Computed(other, start, [start])], features)
-    assert held.rows(other) == 0
+    assert rows_of(held, other) == 0
     (_, start, values) = reader.shown[-1]
     assert (start, len(values)) == (3, MOST_ROWS)
 
@@ -413,7 +413,7 @@ def test_of_a_finished_request_nothing_is_held():
     del request
     gc.collect()
     assert gone() is None
-    assert held.rows(other) == 4
+    assert rows_of(held, other) == 4
 
 
 def test_of_small_passes_only_the_latest_are_kept_whole():
@@ -455,7 +455,7 @@ def test_where_no_prefix_is_shared_prompts_wait_too():
     features = torch.arange(100.0)[:, None]
     held.add([Computed(request, 0, range(0, 3))], features)
     held.add([Computed(request, 3, range(3, 90))], features)
-    assert (reader.shown, held.rows(request)) == ([], 90)
+    assert (reader.shown, rows_of(held, request)) == ([], 90)
     held.show([request])
     assert reader.shown == [(request.id, 0, features[:90, 0].tolist())]
 
@@ -468,7 +468,7 @@ def test_held_states_begin_anew_where_the_text_was_computed_again():
     features = torch.arange(20.0)[:, None]
     held.add([Computed(request, 3, [4])], features)
     held.add([Computed(request, 0, range(0, 5))], features)
-    assert held.rows(request) == 0
+    assert rows_of(held, request) == 0
     held.add([Computed(request, 5, [6])], features)
     held.show([request])
     assert reader.shown[-1] == (request.id, 5, [6.0])
@@ -483,7 +483,7 @@ def test_of_a_request_that_was_preempted_since_nothing_is_shown():
     held.add([Computed(request, 1, range(MOST_ROWS))], features)
     request.computed = 0
     held.add([Computed(other, 1, range(MOST_ROWS - 1))], features)
-    assert (held.rows(request), held.rows(other)) == (0, MOST_ROWS - 1)
+    assert (rows_of(held, request), rows_of(held, other)) == (0, MOST_ROWS - 1)
     assert reader.shown == []
 
 

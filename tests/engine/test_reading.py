@@ -4,10 +4,9 @@ import pytest
 
 from tandem.drafting import Verdict
 from tandem.drafting.choosing import Method
-from tandem.drafting.costs import READ_ALONG, RoundCosts
-from tandem.drafting.gains import Gains
+from tandem.drafting.costs import READ_ALONG, Load, RoundCosts
 from tandem.drafting.mixture import MixtureProposer
-from tandem.drafting.reading import NEVER, Reading
+from tandem.drafting.reading import FORGOTTEN_BY, NEVER, Reading
 from tandem.drafting.remembered import Known
 from tandem.scheduler import Decode
 from tests.engine.builders import make_request
@@ -36,49 +35,43 @@ def behind(unread):
     return request
 
 
-def drafted_for():
-    """A request, of whose drafts by the model something is known."""
-    known = Known([{}])
-    Gains(LONGEST).learn(known.gains[0], LONGEST, 1, [1])
-    return known
-
-
-def test_all_that_it_writes_bears_what_is_read_at_first(reading, costs):
-    reading.caught_up(drafted_for())
-    assert reading.a_token(behind(512), Known([{}]), TO_WRITE, costs) == pytest.approx(1, rel=0.2)
-
-
 def test_what_is_read_in_passing_costs_nothing(reading, costs):
-    assert reading.a_token(behind(READ_ALONG), drafted_for(), TO_WRITE, costs) == 0
-    assert reading.a_token(behind(READ_ALONG + 1), drafted_for(), TO_WRITE, costs) > 0
-
-
-def test_what_is_read_again_and_again_is_borne_by_what_is_written_in_between(reading, costs):
-    known = drafted_for()
-    for _ in range(50):
-        known.stay = 4
-        reading.caught_up(known)
-        assert not known.stay
-    seconds = reading.a_token(behind(64), known, TO_WRITE, costs)
-    assert seconds == pytest.approx(64 / 4, rel=0.2)
-    seconds = reading.a_token(behind(64), known, 2.0, costs)
-    assert seconds == pytest.approx(64 / 2, rel=0.2)
-
-
-def test_the_first_time_says_nothing_of_others(reading, costs):
-    known = Known([{}], stay=1)
-    reading.caught_up(known)
-    assert reading.a_token(behind(64), drafted_for(), TO_WRITE, costs) < 0.2
+    assert reading.seconds(behind(READ_ALONG), costs) == 0
+    assert reading.seconds(behind(64), costs) == pytest.approx(64)
 
 
 def test_a_head_that_has_lost_states_never_catches_up(reading, costs):
     request = behind(64)
     request.states_lost = True
-    assert reading.a_token(request, drafted_for(), TO_WRITE, costs) == NEVER
+    assert reading.seconds(request, costs) == NEVER
+
+
+def test_what_is_read_again_and_again_is_borne_by_what_is_written_in_between(reading):
+    known = Known([{}], read=True)
+    assert reading.bearing(known, TO_WRITE, 1) == TO_WRITE
+    for now in range(1, 51):
+        known.stay = 4
+        reading.caught_up(known, now)
+        assert not known.stay
+    assert reading.bearing(known, TO_WRITE, 50) == pytest.approx(4)
+    assert reading.bearing(known, 2.0, 50) == 2
+    assert reading.bearing(Known([{}]), TO_WRITE, 50) == TO_WRITE  # for the first time
+
+
+def test_how_long_a_model_stays_is_forgotten(reading):
+    known = Known([{}], read=True, stay=4)
+    reading.caught_up(known, 10)
+    assert reading.bearing(known, TO_WRITE, 10 + FORGOTTEN_BY) == pytest.approx(8)
+    assert reading.bearing(known, TO_WRITE, 10 + 10 * FORGOTTEN_BY) == TO_WRITE
+
+
+def test_the_first_time_says_nothing_of_others(reading):
+    reading.caught_up(Known([{}], stay=1), 10)
+    assert reading.bearing(Known([{}], read=True), TO_WRITE, 10) == TO_WRITE
 
 
 @pytest.mark.parametrize("reads_all", [True, False])
-def test_who_looks_at_an_end_alone_reads_nothing(reads_all, costs):
+def test_who_looks_at_an_end_alone_reads_nothing(reads_all):
     proposer = Guess(World(), 0.5, level_s=0.1)
     proposer.reads_all = reads_all
     reading = Reading(proposer)
@@ -94,9 +87,7 @@ def test_what_its_drafts_take_is_learnt_behind_long_texts(reads_all):
     model.reads_all = reads_all
     mixture = of_a_model(world, model)
     request = make_request([1] * 500)
-    request.computed = request.draft_computed = 500 * reads_all or 500
-    if not reads_all:
-        request.draft_computed = 0
+    request.computed, request.draft_computed = 500, 500 * reads_all
     world.run(mixture, 1, LONGEST, 200, [request])
     assert mixture.costs.drafts(1, LONGEST)[4] == pytest.approx(1.2, rel=0.1)
 
@@ -105,9 +96,53 @@ def test_tokens_of_rounds_with_its_drafts_are_counted():
     world = World()
     mixture = of_a_model(world, Guess(world, 1.0, level_s=0.01))
     request = make_request([1, 2])
-    world.run(mixture, 1, LONGEST, 20, [request])
-    mixture.planner.chooser.learn(100)
-    assert mixture.planner.requests[request].stay > 40
+    begin = world.now
+    rate = world.run(mixture, 1, LONGEST, 20, [request])
+    written = rate * (world.now - begin)
+    assert written - 5 <= mixture.planner.requests[request].stay <= written  # two rounds rest
+
+
+def test_a_model_alone_reads_once():
+    """Others that come and go, and what it was tried for, say nothing of the rest of a text."""
+    world = World()
+    model = Guess(world, 0.9, level_s=0.3)
+    mixture = of_a_model(world, model)
+    mixture.costs.observe_draft(1, 1, 2000.0, read=100_000)
+    requests = [make_request([1] * 100, max_total=5000) for _ in range(16)]
+    for one in requests:
+        one.computed = 100
+    world.run(mixture, 16, LONGEST, 200, requests)
+    asked = model.asked
+    world.run(mixture, 1, LONGEST, 100, requests[:1])
+    assert model.asked - asked > 80
+
+
+def test_where_lookups_pause_all_that_is_to_come_bears_what_is_read(costs):
+    """For then the model goes on."""
+    world = World()
+    methods = [Method("lookup", Guess(world, 0.9), True)]
+    methods.append(Method("model", Guess(world, 0.9, level_s=0.05), False))
+    planner = MixtureProposer(methods, LONGEST, costs, clock=world.clock).planner
+    request = behind(64)
+    known = planner.known(request)
+    known.read, known.stay = True, 1
+    planner.reading.caught_up(known, 1)
+    rates = []
+    for asking in (True, False):
+        decode = Decode(request, LONGEST)
+        choice = planner.chooser.choose(decode, known, Load(1, 600), 2, asking)
+        rates.append(choice.plan.rate)
+    assert rates[0] < rates[1]
+
+
+def test_what_lookups_yield_is_known_where_the_model_drafts():
+    world = World()
+    methods = [Method("lookup", Guess(world, 0.9, found=0.1), True)]
+    methods.append(Method("model", Guess(world, 0.9, level_s=0.01), False))
+    mixture = MixtureProposer(methods, LONGEST, world.costs(), clock=world.clock)
+    mixture.lookups.pauses.due = lambda *_: False
+    world.run(mixture, 1, LONGEST, 300, [make_request([1, 2], max_total=10_000)])
+    assert mixture.planner.found_rate == pytest.approx(1.4, rel=0.2)  # a tenth of some 5
 
 
 @pytest.mark.parametrize(("reading_s", "drafts"), [(0.001, True), (0.5, False)])

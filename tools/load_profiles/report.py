@@ -92,7 +92,7 @@ def _method(profile: Profile, how: Drafting) -> str:
     said = HOW.format(drafting=how, repeats=profile.repeats, arrivals=arrivals)
     prompts, points = len(profile.prompts()), profile.repeats * len(profile.lengths(how.most))
     times = points * sum(profile.sent(load) for load in profile.loads) / prompts
-    if "suffix" not in how.method or times <= 1:
+    if "suffix" not in how.method or times < 1.5:
         return said
     more = REMEMBERED if how.remembers else FORGOTTEN
     return f"{said}\n\n{more.format(prompts=prompts, times=times)}"

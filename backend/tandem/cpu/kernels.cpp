@@ -30,14 +30,19 @@ void each_row(int rows, int vocabulary, int threads, Some some) {
 extern "C" {
 void* tandem_space() { return new Space; }
 void tandem_release(void* space) { delete static_cast<Space*>(space); }
-int64_t tandem_packed(int rows, int columns, int bfloat, int gated) {  // how many numbers
+int tandem_eights() { return kEights; }  // whether weights can be packed in 8 bits
+// How many numbers of the weight's type; eights: it is to be packed in 8 bits.
+int64_t tandem_packed(int rows, int columns, int bfloat, int gated, int eights) {
+  if (eights) return packed_size(rows, up(columns, 2), gated);
   if (bfloat && kTiles) return tiled_size(rows, columns, gated);
   return packed_size(rows, bfloat && kTwos ? up(columns, 2) * 2 : columns, gated);
 }
-void tandem_pack(const void* weight, int rows, int columns, int bfloat, int gated, void* to) {
+void tandem_pack(const void* weight, int rows, int columns, int bfloat, int gated, int lowest, void* to) {
   const auto* halves = static_cast<const uint16_t*>(weight);
   if (!bfloat)
     pack(static_cast<const float*>(weight), rows, columns, gated, static_cast<float*>(to));
+  else if (lowest)
+    pack(halves, rows, columns, gated, static_cast<Eights*>(to), lowest);
   else if (kTiles)
     pack_tiles(halves, rows, columns, gated, static_cast<uint16_t*>(to));
   else

@@ -45,9 +45,10 @@ def load_kernels() -> ctypes.CDLL | None:
     library.tandem_chains.argtypes = (model, packed, packed, pointer)
     library.tandem_move.argtypes = (model, packed, number)
     library.tandem_multiply.argtypes = (matrix, pointer, number, pointer, number)
-    library.tandem_packed.argtypes = (number, number, number, number)
+    library.tandem_eights.restype = number
+    library.tandem_packed.argtypes = (number, number, number, number, number)
     library.tandem_packed.restype = ctypes.c_int64
-    library.tandem_pack.argtypes = (pointer, number, number, number, number, pointer)
+    library.tandem_pack.argtypes = (pointer, number, number, number, number, number, pointer)
     library.tandem_penalize.argtypes = (pointer, number, number, packed, pointer, pointer, number)
     library.tandem_limit.argtypes = (pointer, number, number, packed, pointer, number)
     library.tandem_judge.argtypes = (pointer, number, number, packed, pointer, ctypes.c_uint64)

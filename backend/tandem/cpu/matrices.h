@@ -5,6 +5,7 @@
 #include "outputs.h"
 #include "structures.h"
 #include "team.h"
+#include "tiles.h"
 #include "twos.h"
 
 namespace {
@@ -13,7 +14,9 @@ namespace {
 // column after column. In bfloat16 an output of the first register shares a word with the second one's,
 // or a column with the next one (Two). Every lane of a register is an output of its own, whose sum goes
 // column by column. What is missing of the last outputs is zero.
-constexpr int kSums = kLanes == 16 ? 14 : 6;  // pairs of registers that hold sums at once
+constexpr int kSums = kLanes == 16 ? 14 : 6;  // pairs of registers that hold sums at once; ...
+template <class W>
+constexpr int kMost = kIsEights<W> ? kSums - 2 : kSums;  // ... fewer where weights are made wider
 // Bytes of weights that are on their way, and with so many rows that arithmetic takes about as long as
 // memory: they wait in the second cache then, which with fewer rows or with more is slower.
 constexpr int kAhead = 2048, kFarAhead = 8192;
@@ -27,29 +30,35 @@ inline int64_t packed_size(int rows, int columns, bool gated) {
 
 // W: as a column is stored.
 template <class W, class Source>
-void pack(const Source* weight, int rows, int columns, bool gated, W* to) {
+void pack(const Source* weight, int rows, int columns, bool gated, W* to, int lowest = 0) {
   const int steps = steps_of<W>(columns);
 #pragma omp parallel for schedule(static)
   for (int place = 0; place < pairs_of(rows, gated) * kOutputs; ++place) {
     const int row = row_at(place, rows, gated);
     const int lane = place % kLanes, high = place % kOutputs / kLanes;
-    const int in_word = sizeof(W) == 2 ? 2 * lane + high : high * kLanes + lane;
+    const int in_word = std::is_same_v<W, uint16_t> ? 2 * lane + high : high * kLanes + lane;
     W* out = to + size_t(place / kOutputs) * steps * kOutputs + in_word;
     for (int k = 0; k < steps; ++k)
       out[size_t(k) * kOutputs] =
-          row < 0 ? W{} : step_at<W>(weight + size_t(row) * columns, k, columns);
+          row < 0 ? W{} : step_at<W>(weight + size_t(row) * columns, k, columns, lowest);
   }
 }
 
-inline Pair load_pair(const float* from) { return {load(from), load(from + kLanes)}; }
-inline Pair load_pair(const uint16_t* from) {
+// lowest: of eights, as of `widened`.
+inline Pair load_pair(const float* from, Words) { return {load(from), load(from + kLanes)}; }
+inline Pair load_pair(const uint16_t* from, Words) {
   const Words words = *reinterpret_cast<const Words*>(from);
   return {reinterpret_cast<Floats>(words << 16), reinterpret_cast<Floats>(words & 0xffff0000u)};
 }
 
-inline Pair load_pair(const Two* from) {
-  return load_pair(reinterpret_cast<const float*>(from));
+inline Pair load_pair(const Two* from, Words lowest) {
+  return load_pair(reinterpret_cast<const float*>(from), lowest);
 }
+#if defined(__AVX512BF16__)
+inline Pair load_pair(const Eights* from, Words lowest) {
+  return {widened(from, lowest), widened(from + kLanes, lowest)};
+}
+#endif
 
 // A pair of outputs.
 template <class W>
@@ -86,9 +95,10 @@ __attribute__((noinline)) void tile(const Group<W>& group, Ahead ahead, const In
   const int steps = group.steps;
   size_t apart = steps;  // rows of x
   const W* w = group.weights;
+  const Words lowest = Words{} + (uint32_t(group.outputs.matrix.lowest) << 7) * 0x10001u;
   const Input<W>* later = x + kNear * apart;  // the rows from kNear on
   const auto column = [&](int k) {
-    const Pair weights = load_pair(w + k * kOutputs);
+    const Pair weights = load_pair(w + k * kOutputs, lowest);
     for (int m = 0; m < M; ++m) {
       const Floats own = all((m < kNear ? x : later)[m % kNear * apart + k]);
       sums[m].low = add_product<W, kFull>(own, weights.low, sums[m].low);
@@ -116,7 +126,7 @@ __attribute__((noinline)) void tile(const Group<W>& group, Ahead ahead, const In
 
 template <class W, int M = 1>
 void tiles(int rows, const Group<W>& group, const Ahead& ahead, const Input<W>* x, size_t row) {
-  if constexpr (M < kSums)
+  if constexpr (M < kMost<W>)
     if (rows > M) return tiles<W, M + 1>(rows, group, ahead, x, row);
   constexpr bool kMayBeFar = kIsTwo<W> && M >= kFarFrom;
   if (kMayBeFar && ahead.far) return tile<W, M, kMayBeFar>(group, ahead, x, row);
@@ -130,12 +140,13 @@ void ask_for(const void* from, size_t bytes) {
   for (; at < end; at += 64) __builtin_prefetch(at, 0, kFar ? 2 : 3);
 }
 
-// The first weights that a thread will read of a matrix.
+// The first weights that a thread will read of a matrix, whose columns are steps as W's are.
 template <class W>
 void ask_for_first(const Matrix& matrix) {
-  const size_t size = size_t(kOutputs) * steps_of<W>(matrix.columns);
+  const size_t step = !kIsTwo<W> ? sizeof(W) : matrix.lowest ? sizeof(Eights) : sizeof(Two);
+  const size_t size = step * kOutputs * steps_of<W>(matrix.columns);
   const int group = Team::first(pairs_of(matrix.rows, matrix.gated));
-  ask_for<true>(static_cast<const W*>(matrix.weight) + group * size, std::min(size * sizeof(W), kFirstAhead));
+  ask_for<true>(static_cast<const char*>(matrix.weight) + group * size, std::min(size, kFirstAhead));
 }
 
 // All rows while a group's weights are in the cache; the next group's come meanwhile, and behind the last
@@ -144,7 +155,7 @@ template <class W>
 void multiply_as(Team& team, const Matrix& matrix, const Input<W>* x, int rows, const Outputs& outputs,
                  const Matrix* next) {
   if (rows == 0) return;
-  const int groups = pairs_of(matrix.rows, matrix.gated), blocks = (rows + kSums - 1) / kSums;
+  const int groups = pairs_of(matrix.rows, matrix.gated), blocks = up(rows, kMost<W>);
   const int steps = steps_of<W>(matrix.columns);
   const bool far = kIsTwo<W> && rows >= kFarFrom && rows <= kFarTo;
   const size_t size = size_t(kOutputs) * steps;
@@ -165,5 +176,16 @@ void multiply_as(Team& team, const Matrix& matrix, const Input<W>* x, int rows, 
     if (next) ask_for_first<W>(*next);
   });
 }
+
+#if defined(__AVX512BF16__)
+const bool kEights = !kTiles;
+inline void multiply_eights(Team& team, const Matrix& matrix, const Inputs& x, int rows,
+                            const Outputs& outputs, const Matrix* next) {
+  multiply_as<Eights>(team, matrix, static_cast<const Two*>(x.at()), rows, outputs, next);
+}
+#else
+constexpr bool kEights = false;
+inline void multiply_eights(Team&, const Matrix&, const Inputs&, int, const Outputs&, const Matrix*) {}
+#endif
 
 }  // namespace

@@ -29,6 +29,8 @@ void multiply(Team& team, const Matrix& matrix, const Inputs& x, int rows, const
               const Matrix* next = nullptr) {
   if (matrix.bfloat && kTiles)
     multiply_by_tiles(team, matrix, x, rows, outputs);
+  else if (matrix.lowest)
+    multiply_eights(team, matrix, x, rows, outputs, next);
   else if (matrix.bfloat)
     multiply_as<Half>(team, matrix, static_cast<const Input<Half>*>(x.at()), rows, outputs, next);
   else

@@ -15,7 +15,8 @@ struct Matrix {
   const void* weight;  // [rows, columns], packed (see outputs.h); an embedding's is not
   const float* bias;   // [rows] or null
   int32_t rows, columns, bfloat;
-  int32_t gated;  // the first half of the outputs are the gates of the others
+  int32_t gated;   // the first half of the outputs are the gates of the others
+  int32_t lowest;  // of weights that are packed in 8 bits (twos.h), or 0
 };
 
 struct Layer {

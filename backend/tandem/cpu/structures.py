@@ -15,6 +15,7 @@ class Matrix(Structure):
         ("columns", c_int32),
         ("bfloat", c_int32),
         ("gated", c_int32),
+        ("lowest", c_int32),
     )
 
 

@@ -101,7 +101,7 @@ class Agenda(NamedTuple):
     promised: float = 1.0
     """Times the rate of no drafts."""
     saved: float = 0.0
-    """Share of the time that the model's drafts should save, for a request that may have some."""
+    """Share of the time that the model's drafts should save, for those that it may draft for."""
     probing: bool = False
     """The model, which is not to draft, is tried all the same."""
     idle: Draft | None = None
@@ -181,7 +181,7 @@ class Agenda(NamedTuple):
             if room > known.room:
                 return None
             requests.append(known)
-            asked.append(min(known.wish, room))
+            asked.append(0 if request.states_lost else min(known.wish, room))
         by_model = any(asked)
         rest = self._replace(
             decodes=list(decodes), requests=requests, asked=asked, by_model=by_model

@@ -81,7 +81,7 @@ def load_guesser(
     made = _load_heads(config, model, runners[0], dtype)
     if device.type == "cpu":
         for one in made:
-            use_kernels(one, stored)
+            use_kernels(one, stored, config.draft_in_eights)
     guesser = _guesser_of(made, dtype, device)
     wanted = config.num_speculative_tokens
     if config.speculative_tree is None and wanted > guesser.max_depth:

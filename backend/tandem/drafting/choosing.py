@@ -25,6 +25,7 @@ from tandem.drafting.remembered import (
     Choice,
     Judged,
     Known,
+    about,
     alike,
     held,
 )
@@ -71,6 +72,8 @@ class Chooser:
         self._gains = [Gains(longest) for _ in methods]
         self._judged: list[Judged] = []
         """What is still to be learnt: when it has become much, or from..."""
+        self._turn = 0
+        """Rounds with a model's drafts that were learnt from."""
         self._learns_at = 0
         """... this round on, as soon as something is chosen anew."""
         self._may_write = MAY_WRITE
@@ -95,9 +98,11 @@ class Chooser:
         """Tokens that it is expected to write."""
         return max(1.0, self._may_write * (request.max_total - len(request.tokens)))
 
-    def choose(self, decode: Decode, known: Known, load: Load, now: int) -> Choice:
+    def choose(
+        self, decode: Decode, known: Known, load: Load, now: int, asking: bool = False
+    ) -> Choice:
         """What should yield most tokens a second in this round, `now`, if the whole batch did the
-        same. load: of the batch."""
+        same. load: of the batch; asking: whether lookups are asked."""
         if now >= self._usual_until:
             self._usual = {}
             self._usual_until = now + held(PLANNED_FOR, load.requests)
@@ -110,8 +115,12 @@ class Chooser:
             known.begin(load, now)
         reading = 0.0
         if not self._methods[-1].is_lookup:
-            to_write = self._to_write(decode.request)
-            reading = self._reading.a_token(decode.request, known, to_write, self._costs)
+            reading = self._reading.seconds(decode.request, self._costs)
+        if reading > 0:
+            tokens = self._to_write(decode.request)
+            if asking:
+                tokens = self._reading.bearing(known, tokens, now)
+            reading = about(reading / tokens)
         key = decode.lookahead, reading, *[len(part.tokens) for part in known.found]
         choice = known.choices.get(key)
         if choice is None:
@@ -129,9 +138,10 @@ class Chooser:
             longest = min(self._longest, method.proposer.longest)
             count = len(known.found[place].tokens) if method.is_lookup else longest
             by_model = not (method.is_lookup or reading == NEVER)
-            key = place, Gains.size(count), 0.0 if method.is_lookup else reading
+            own = 0.0 if method.is_lookup else reading
+            key = place, Gains.size(count), own
             if key not in known.outlooks:
-                known.outlooks[key] = self._outlook(place, known, count, key[-1])
+                known.outlooks[key] = self._outlook(place, known, count, own)
             gains, lengths, rates = known.outlooks[key]
             count = min(self._planned(place, decode.lookahead), len(gains), count)
             least = 1.0 if method.is_lookup else MARGIN
@@ -256,11 +266,11 @@ class Chooser:
         itself judged by some, in turns."""
         model, proposer = len(self._methods) - 1, self._methods[-1].proposer
         longest, confidence = min(self._longest, proposer.longest), proposer.confidence
+        self._turn += 1
         drew = [place for place in range(len(one.requests)) if one.drew(place, model)]
         apart = 1 if one.found else -(-len(drew) // LOOKS)
-        for turn, place in enumerate(drew, one.now):
+        for turn, place in enumerate(drew, self._turn):
             known, drafted = one.requests[place], len(one.tokens[place])
-            known.stay += len(one.verdicts[place].tokens)
             path, sure = one.verdicts[place].path, one.sure[place] if one.sure else ()
             shared, beyond = turn % apart == 0, NO_MORE
             if confidence is not None and sure:

@@ -53,17 +53,22 @@ class Drafter:
         self.watch = watch
         self.asked: Sequence[int] = ()
         """Tokens for each request, in the last round in which it was asked for any."""
+        self._mine: Sequence[int] = ()
+        """For whom it has drafted in the round under way."""
         self.sparing = sparing
         self._reading = reading
         self.held: HeldStates | None = None  # where the model looks at tokens alone
         if proposer.taps is not None:
             self.held = HeldStates(proposer, shares_prefixes, most_requests)
 
-    def draft(self, agenda: Agenda, parts: list[Part], alone: bool, timed: bool) -> Draft:
+    def draft(
+        self, agenda: Agenda, parts: list[Part], alone: bool, timed: bool, again: int
+    ) -> Draft:
         """What is planned; where the model drafts, its draft takes the part's place. alone: as in
-        `Proposer.propose`; timed: by it is learnt what drafts take."""
+        `Proposer.propose`; timed: by it is learnt what drafts take; again: the round, if what was
+        written without the model has to be read again and again, as lookups are asked, or 0."""
         self.sparing.drafted(agenda.saved)
-        return self._draft(agenda, agenda.asked, agenda.worth, parts, alone, timed)
+        return self._draft(agenda, agenda.asked, agenda.worth, parts, alone, timed, again)
 
     def probe(self, agenda: Agenda, parts: list[Part], alone: bool) -> Draft:
         """Tries the model, which is not expected to pay, for the request that loses least by it."""
@@ -76,6 +81,7 @@ class Drafter:
         asked[place] = min(PROBE, agenda.decodes[place].lookahead)
         began = self.watch.clock()
         draft = self._draft(agenda, asked, 0.0, parts, alone, timed=True)
+        self._mine = ()  # what it brings says nothing of others
         self._charge(len(parts), self._seconds(began, draft) + waived[place])
         return draft
 
@@ -99,6 +105,9 @@ class Drafter:
         verdicts: Sequence[Verdict],
     ) -> None:
         """What became of what it has drafted, and of others' drafts in the same round."""
+        for place in self._mine:
+            requests[place].stay += len(verdicts[place].tokens)
+        self._mine = ()
         if self.place:
             mine = [
                 tokens if known.taken == self.place else []
@@ -120,13 +129,14 @@ class Drafter:
         parts: list[Part],
         alone: bool,
         timed: bool,
+        again: int = 0,
     ) -> Draft:
-        mine = [place for place, length in enumerate(asked) if length]
+        mine = self._mine = [place for place, length in enumerate(asked) if length]
         if self.proposer.confidence is not None:
             self.proposer.confidence.open_from(worth)
         self.asked = asked
         began = self.watch.clock()
-        read = self._catch_up(agenda, mine)
+        read = self._catch_up(agenda, mine, again)
         found = self.proposer.propose(
             [Decode(decode.request, n) for decode, n in zip(agenda.decodes, asked, strict=True)],
             alone,
@@ -140,15 +150,16 @@ class Drafter:
                 parts[place], known.taken = part_of(found, place), self.place
         return found
 
-    def _catch_up(self, agenda: Agenda, places: Sequence[int]) -> int:
+    def _catch_up(self, agenda: Agenda, places: Sequence[int], again: int) -> int:
         """Has the model read what was held back of these; how many tokens it has to read."""
         read, requests = 0, [agenda.decodes[place].request for place in places]
         for place, request in zip(places, requests, strict=True):
             assert not request.states_lost
             rows = self._reading.unread(request)
             read += rows
-            if rows > READ_ALONG:
-                self._reading.caught_up(agenda.requests[place])
+            if rows > READ_ALONG and again:
+                self._reading.caught_up(agenda.requests[place], again)
+            agenda.requests[place].read = True
         if self.held is not None:
             self.held.show(requests)
         return read

@@ -58,12 +58,6 @@ class HeldStates:
         self._held = Notes[_Held]()
         self._unsorted: list[tuple[Sequence[Computed], Tensor]] = []
 
-    def rows(self, request: Request) -> int:
-        """How many wait."""
-        self._sort()
-        held = self._held.get(request)
-        return held.rows if held else 0
-
     def add(self, computed: Sequence[Computed], features: Tensor) -> None:
         """Keeps what the target has computed, but of requests of which it has not kept all."""
         if not self._proposer.reads_all:  # from here on there is all that is needed

@@ -155,8 +155,8 @@ class MixtureProposer(Proposer):
         if self._drafter is None:
             return None
         agenda = self._agenda
-        if self._drafter.sparing.spares and agenda is not None and agenda.by_model:
-            self._agenda = None  # it cannot draft so any more
+        if self._drafter.sparing.spares and agenda is not None and agenda.idle is None:
+            self._agenda = None  # the head cannot draft so any more
         return self._drafter.taps_of(plan)
 
     def _naps_for(self, agenda: Agenda, decodes: Sequence[Decode]) -> bool:
@@ -194,7 +194,8 @@ class MixtureProposer(Proposer):
                 self._agenda = None  # once
                 guessed = self._drafter.probe(agenda, parts, alone)
             else:
-                guessed = self._drafter.draft(agenda, parts, alone, timed)
+                again = self._rounds if asking else 0
+                guessed = self._drafter.draft(agenda, parts, alone, timed, again)
             self._sure = guessed.sure or ()
             if not asking:  # nobody else's are among them
                 return guessed

@@ -20,11 +20,16 @@ from tandem.request import Notes, Request
 from tandem.scheduler import Decode
 from tandem.verification.sampler import noise_of
 
-FOUND_MEMORY = 0.98  # of what lookups' drafts should have yielded, behind a round with others
+FOUND_MEMORY = 0.98  # of what lookups' drafts should yield, behind a round with others
 
 
 def load_of(decodes: Sequence[Decode]) -> Load:
     return Load(len(decodes), sum([decode.request.computed for decode in decodes]))
+
+
+def _without_model(choice: Choice) -> float:
+    """Tokens a second of one request."""
+    return choice.others if choice.option.by_model else choice.plan.rate
 
 
 class Planner:
@@ -46,7 +51,7 @@ class Planner:
         self.plans = NO_PLANS
         """Where lookups are asked."""
         self._found = 1.0
-        """Times the rate of none, that lookups' drafts should have yielded of late."""
+        """Times the rate of none, that lookups' drafts should yield of late, the model's aside."""
 
     def known(self, request: Request) -> Known:
         """What is known of a request, for which nothing was looked up in this round."""
@@ -113,15 +118,16 @@ class Planner:
         if not self.plans.hold(load.requests, decodes[0].request.id, now):
             self._renew_plans(decodes, requests, load, now)
         self.lookups.find(decodes, requests)
-        choices = self._choose(decodes, requests, load, now)
+        choices = self._choose(decodes, requests, load, now, asking=True)
         plan = self._beside_finds(choices, load)
         agenda = self._agenda(decodes, requests, choices, plan, load, now)
         took = self.watch.clock() - began
         plain = self.plans.plain
         if load.requests != self.plans.batch:
             plain = self._plain_rate(load)
-        if self._model is not None and not agenda.by_model:
-            self._found = averaged(self._found, plan.rate / plain, FOUND_MEMORY)
+        if self._model is not None:
+            found = sum([_without_model(choice) for choice in choices])
+            self._found = averaged(self._found, found / plain, FOUND_MEMORY)
         self.lookups.end(now, decodes, agenda.saves(self.plans.without * plain), took)
         return agenda
 
@@ -148,10 +154,15 @@ class Planner:
     # -- both ----------------------------------------------------------------------------------
 
     def _choose(
-        self, decodes: Sequence[Decode], requests: Sequence[Known], load: Load, now: int
+        self,
+        decodes: Sequence[Decode],
+        requests: Sequence[Known],
+        load: Load,
+        now: int,
+        asking: bool = False,
     ) -> list[Choice]:
         return [
-            self.chooser.choose(decode, known, load, now)
+            self.chooser.choose(decode, known, load, now, asking)
             for decode, known in zip(decodes, requests, strict=True)
         ]
 
@@ -188,9 +199,7 @@ class Planner:
             min(known.wish, one.lookahead) for one, known in zip(decodes, requests, strict=True)
         ]
         if not any(asked):
-            probing = self.watch.costs.may_explore and bool(
-                able(decodes, requests, len(self.lookups.methods))
-            )
+            probing = self.watch.costs.may_explore and bool(self._able(decodes, requests))
             return agenda._replace(further=further, asked=asked, probing=probing)
         saves = [one.saves for one, length in zip(choices, asked, strict=True) if length]
         return agenda._replace(
@@ -199,8 +208,12 @@ class Planner:
             by_model=True,
             worth=self.chooser.worth(plan.rate, asked, load),
             promised=plan.rate / self._plain_rate(load),
-            saved=sum(saves) / sum([not one.request.states_lost for one in decodes]),
+            saved=sum(saves) / len(self._able(decodes, requests)),
         )
+
+    def _able(self, decodes: Sequence[Decode], requests: Sequence[Known]) -> list[int]:
+        """For whom the model may draft."""
+        return able(decodes, requests, len(self.lookups.methods))
 
     def _plain_rate(self, load: Load) -> float:
         """Tokens a second without drafts."""

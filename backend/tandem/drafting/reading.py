@@ -1,7 +1,7 @@
 """What a model has to read before it can draft: what was written since it drafted last.
 
 Where lookups and the model draft in turns, it reads again and again what came of the lookups'
-drafts, and what it then writes has to bear that. Tokens: of a request; seconds are the costs'.
+drafts, and what is written until the next time has to bear that.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 from tandem.drafting import Proposer
 from tandem.drafting.between import averaged
 from tandem.drafting.costs import READ_ALONG, RoundCosts
-from tandem.drafting.remembered import Known, about
+from tandem.drafting.remembered import Known
 from tandem.request import Request
 
 NEVER = -1.0  # the time in which a head catches up that has lost what it would have to read
-STAYS_MEMORY = 0.9  # of how much a model writes between two times of catching up
+STAYS_MEMORY = 0.9  # of how much a model writes between two times of catching up; that counts...
+FORGOTTEN_BY = 256  # ... for half as much in so many rounds without another one
 
 
 class Reading:
@@ -21,30 +22,35 @@ class Reading:
 
     def __init__(self, proposer: Proposer | None) -> None:
         self._reads_all = proposer is not None and proposer.reads_all
-        self._stay: float | None = None
+        self._stay = 0.0
         """Tokens that requests write in rounds with the model's drafts until it has to catch up
-        again."""
+        again, as it was in..."""
+        self._seen = 0
+        """... this round; 0: it never was."""
 
     def unread(self, request: Request) -> int:
         """Tokens that the model has to read before it can draft."""
         return request.computed - request.draft_computed if self._reads_all else 0
 
-    def caught_up(self, known: Known) -> None:
-        """It reads more than it does in passing."""
-        if known.gains[-1]:
-            self._stay = averaged(self._stay, max(1, known.stay), STAYS_MEMORY)
+    def caught_up(self, known: Known, now: int) -> None:
+        """In the round `now`, in which lookups were asked, it reads more of a request's text than
+        it does in passing."""
+        if known.read:
+            known_stay = self._stay if self._seen else None
+            self._stay, self._seen = averaged(known_stay, max(1, known.stay), STAYS_MEMORY), now
         known.stay = 0
 
-    def a_token(self, request: Request, known: Known, to_write: float, costs: RoundCosts) -> float:
-        """Seconds in which it catches up, for each token that bears them: at first all that are to
-        come, `to_write`, then those until it has to again; or NEVER."""
+    def seconds(self, request: Request, costs: RoundCosts) -> float:
+        """In which it catches up; NEVER: it cannot."""
         if request.states_lost:
             return NEVER
         unread = self.unread(request)
-        if unread <= READ_ALONG:
-            return 0.0
-        tokens = to_write
-        if known.gains[-1] and self._stay is not None:
-            tokens = min(tokens, self._stay)
-        seconds = costs.reading(unread)
-        return seconds and about(seconds / tokens)
+        return 0.0 if unread <= READ_ALONG else costs.reading(unread)
+
+    def bearing(self, known: Known, to_write: float, now: int) -> float:
+        """Tokens that bear this in the round `now`, in which lookups are asked: those until it has
+        to catch up again, of the ones to come."""
+        if not (known.read and self._seen):
+            return to_write
+        forgotten = 2.0 ** ((now - self._seen) / FORGOTTEN_BY)
+        return min(to_write, self._stay * forgotten)

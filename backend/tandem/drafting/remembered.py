@@ -52,7 +52,7 @@ class Choice(NamedTuple):
     plan: Plan
     """Best for this request, if the whole batch did the same."""
     others: float
-    """The tokens a second that the best of the others should yield then, or none."""
+    """The tokens a second that the best of the methods before it should yield then, or none."""
 
     @property
     def saves(self) -> float:
@@ -75,8 +75,8 @@ class Known:
     taken: int = 0
     """The method whose draft is verified in this round."""
     outlooks: dict[tuple[int, int, float], Outlook] = field(default_factory=dict)
-    """What drafts should be worth to it, by method, size of the draft (`Gains.size`), and what the
-    model has to read, ..."""
+    """What drafts should be worth to it, by method, size of the draft (`Gains.size`), and seconds
+    a token in which the model catches up, ..."""
     choices: dict[tuple[float, ...], Choice] = field(default_factory=dict)
     """... what follows from it, by lookahead, this, and the lengths of what was found, ..."""
     load: Load = NOBODY
@@ -93,8 +93,10 @@ class Known:
     """Its lookahead when it became part of the agenda, and..."""
     wish: int = 0
     """... tokens that the model is to draft for it, where there is room."""
+    read: bool = False
+    """Whether the model has read its text before, and..."""
     stay: int = 0
-    """Tokens in rounds for which the model drafted, since it has read more than it reads along."""
+    """... tokens since then in rounds for which the model drafted."""
 
     def begin(self, load: Load, now: int) -> None:
         """Anew in this round."""

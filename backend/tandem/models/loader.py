@@ -82,8 +82,10 @@ def load_decoder(
     dtype: torch.dtype,
     device: torch.device,
     shard: Shard = WHOLE,
+    eights: bool = False,
 ) -> Decoder:
     """The decoder of `folder`, or a rank's part of it, ready to run: only that part is read.
+    eights: as in `use_kernels`.
 
     Raises `CheckpointError` by tensor name.
     """
@@ -104,7 +106,7 @@ def load_decoder(
         model.head.weight = model.embed.weight
     model.eval()
     if device.type == "cpu":
-        use_kernels(model, dtype)
+        use_kernels(model, dtype, eights)
     return model
 
 

@@ -38,12 +38,14 @@ class ModelRunner:
         dtype: torch.dtype,
         device: torch.device,
         shard: Shard = WHOLE,
+        eights: bool = False,
     ) -> None:
+        """eights: as in `use_kernels`."""
         self.config = config
         self.dtype = dtype
         self.device = device
         self.shard = shard
-        self.model = load_decoder(folder, config, dtype, device, shard)
+        self.model = load_decoder(folder, config, dtype, device, shard, eights)
         self.by_kernels: KernelStack | None = None
         self.by_graphs: GraphedPasses | None = None
 
