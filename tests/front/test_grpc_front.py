@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import grpc
@@ -33,11 +32,13 @@ ENDS_THE_MODEL = message([RawTensor("input_ids", "INT32", [1 << 62], b"")], {})
 
 
 @contextmanager
-def started(triton, *options):
-    """The command, as an operator starts it, and where it is to be found."""
+def started(triton, *options, shell=()):
+    """The command, as an operator starts it, and where it is to be found. shell: what it is
+    started by."""
     port = choose_ports("127.0.0.1", FREE).grpc
     address = f"127.0.0.1:{port}"
     command = [TANDEM, "front", "--triton-grpc", triton, "--grpc-port", str(port), *options]
+    command = [*shell, *command]
     with subprocess.Popen(command) as process:
         try:
             # It looks again soon, however long the start takes beside other tests.
@@ -56,15 +57,12 @@ def front(triton_server):
         yield address
 
 
-def ignore_sigint():
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_it_ends_when_asked_to(signum, monkeypatch):
+def test_it_ends_when_asked_to(signum):
     """Also where it was started as a shell starts what is in its background, SIGINT ignored."""
-    monkeypatch.setattr(subprocess, "Popen", partial(subprocess.Popen, preexec_fn=ignore_sigint))
-    with started("127.0.0.1:1") as (process, address), grpc.insecure_channel(address) as channel:
+    in_background = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
+    front = started("127.0.0.1:1", shell=in_background)
+    with front as (process, address), grpc.insecure_channel(address) as channel:
         with pytest.raises(grpc.RpcError) as raised:
             channel.unary_unary(f"{SERVICE}ServerReady")(b"", timeout=20)
         assert raised.value.code() == grpc.StatusCode.UNAVAILABLE  # there is no Triton
