@@ -20,6 +20,7 @@ def load(case: Case) -> Generate:
             num_threads=case.threads,
             enable_prefix_caching=False,
             suffix_decoding_max_cached_requests=0,  # or a repeat would remember its answer
+            draft_weight_bits=16,  # as the others have them
             kv_cache_memory="512MiB",
             devices="cpu",
         )

@@ -9,8 +9,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tandem import SamplingParams
+from tandem.drafting.choosing import Chooser, Method
 from tandem.drafting.confidence import Confidence
+from tandem.drafting.costs import Load, RoundCosts
 from tandem.drafting.gains import Gains
+from tandem.drafting.reading import Reading
 from tandem.verification.judging import GREEDY, KEYED, RANDOM
 from tests.engine.policy_world import LONGEST, Guess, World, of_a_model
 
@@ -127,3 +130,14 @@ def test_drafts_that_end_by_themselves_are_worth_it(batch, row_s):
             guess.confidence = None
         rates[gated] = world.run(of_a_model(world, guess), batch, LONGEST, 3000 // batch)
     assert rates[True] > 1.03 * rates[False]
+
+
+def test_where_first_rows_are_dear_and_the_next_ones_free_a_token_is_worth_drafting_there():
+    """A draft mostly ends in its second half, if it does: what that adds decides."""
+    world = World()
+    methods = [Method("model", Guess(world, 0.5, level_s=0.0), False)]
+    costs = RoundCosts({1: 1.0, 5: 3.0, 9: 3.0, 4096: 3.0})
+    costs.observe_draft(1, 1, 1e-9, read=0)
+    chooser = Chooser(methods, LONGEST, costs, Reading(None))
+    assert chooser.worth(1.0, [8], Load(1)) < 0.02
+    assert chooser.worth(1.0, [4], Load(1)) > 0.4

@@ -228,15 +228,17 @@ class Chooser:
     def worth(self, rate: float, asked: Sequence[int], load: Load) -> float:
         """Chance of being kept, from which a token that the model drafts pays for its row of the
         pass and its level of the draft. rate: tokens a second of the step; asked: of the model, for
-        each request, of which one at least."""
+        each request, of which one at least. Drafts that end early mostly do so in their second
+        half: what this adds counts, for the first rows may add far more than the next ones."""
         lengths = [length for length in asked if length]
         batch, rows, levels = load.requests, sum(lengths), max(2, *lengths)
         seconds, drafts = (
             self._costs.rounds(load, batch + rows),
             self._costs.drafts(len(lengths), levels),
         )
-        a_row = (seconds[batch + rows] - seconds[batch]) / rows
-        a_level = (drafts[levels] - drafts[1]) / (levels - 1)
+        half, middle = rows // 2, levels // 2
+        a_row = (seconds[batch + rows] - seconds[batch + half]) / (rows - half)
+        a_level = (drafts[levels] - drafts[middle]) / (levels - middle)
         return rate * (a_row + a_level / len(lengths))
 
     def learn(self, now: int) -> None:
