@@ -183,10 +183,9 @@ def load_models(config: EngineConfig, chosen: Chosen, world: World | None) -> li
     dtype = chosen.dtype
     if world is None:
         device = chosen.placement.devices[0]
+        small = "draft" if config.draft_weight_bits == 8 else None
         return [
-            ModelRunner(
-                folder, shape, dtype, device, eights=role == "draft" and config.draft_in_eights
-            )
+            ModelRunner(folder, shape, dtype, device, eights=role == small)
             for role, folder, shape in wanted
         ]
     return [ParallelRunner(world, role, folder, shape, dtype) for role, folder, shape in wanted]

@@ -167,8 +167,8 @@ class EngineConfig(BaseModel):
     positions reach."""
     draft_weight_bits: Annotated[Literal[8, 16], BeforeValidator(_as_number)] = 8
     """8: where the kernels of a CPU multiply bfloat16 (AVX512_BF16, no AMX), a draft model's and a
-    head's own weights are rounded to 8 bits, which halves what a draft reads. For `engine` native
-    alone; a draft on ranks of its own has 16."""
+    head's own weights are rounded to 8 bits, which halves what is read of these. For `engine`
+    native alone; where there are several ranks what drafts has 16."""
     speculative_tree: Annotated[int | list[list[int]] | None, BeforeValidator(_as_tree)] = None
     """A number: how many guesses are considered behind every likely one. A list of paths, as JSON:
     the tree's shape, as in Medusa's choices. None: a chain."""
@@ -293,11 +293,6 @@ class EngineConfig(BaseModel):
                 f"draft_tensor_parallel_size is {d} but engine is vllm and tensor_parallel_size is "
                 f"{t}: choose a divisor."
             )
-
-    @property
-    def draft_in_eights(self) -> bool:
-        """Whether what drafts may have weights of 8 bits."""
-        return self.draft_weight_bits == 8
 
     @property
     def methods(self) -> tuple[str, ...]:

@@ -71,6 +71,17 @@ def test_where_there_is_nothing_next_to_nothing_is_left(kernels, value):
     assert found.abs().max() < 1e-30
 
 
+def test_what_is_not_finite_spoils_no_other_weight(kernels):
+    weight = drawn(40, 40)
+    weight[3, 5], weight[4, 6] = float("inf"), float("nan")
+    spoilt = KernelLinear(kernels, weight, None, eights=True)(torch.eye(40)).T
+    weight[3, 5] = weight[4, 6] = 0.0
+    clean = KernelLinear(kernels, weight, None, eights=True)(torch.eye(40)).T
+    others = torch.ones(40, 40, dtype=torch.bool)
+    others[3, 5] = others[4, 6] = False
+    assert torch.equal(spoilt[others], clean[others])
+
+
 def test_zeros_beside_others_are_next_to_zero(kernels):
     weight = torch.zeros(8, 8).bfloat16()
     weight[0, 0] = 4.0
@@ -110,6 +121,13 @@ def test_a_draft_may_have_16_and_of_floats_there_are_no_others(kernels, engine, 
     assert lowest_of(one.proposer.guesser.runner.model) == {0}
 
 
+def layers_of(guesser):
+    """A head's, and what it shares with the target."""
+    parts = [guesser, *vars(guesser).values(), *vars(getattr(guesser, "runner", guesser)).values()]
+    found = [one for one in parts if isinstance(one, torch.nn.Module)]
+    return [layer for one in found for layer in one.modules() if isinstance(layer, Linear)]
+
+
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "medusa", "mtp", "mlp_speculator"])
 def test_a_heads_own_weights_have_them_and_what_is_the_targets_has_not(
     kernels, engine, tmp_path, method
@@ -117,14 +135,16 @@ def test_a_heads_own_weights_have_them_and_what_is_the_targets_has_not(
     head = make_head(tmp_path, method)
     one = engine(**drafting(method, head), **BFLOAT, num_speculative_tokens=2)
     assert lowest_of(one.target.model) == {0}
-    guesser = one.proposer.guesser
-    own = [part for part in vars(guesser).values() if isinstance(part, torch.nn.Module)]
-    own += [guesser] if isinstance(guesser, torch.nn.Module) else []
-    own += [guesser.runner.model] if hasattr(getattr(guesser, "runner", None), "model") else []
-    layers = [one for part in own for one in part.modules() if isinstance(one, Linear)]
+    layers = layers_of(one.proposer.guesser)
     targets = {id(layer) for layer in one.target.model.modules()}
     assert any(layer.kernel.matrix.lowest for layer in layers)
     assert all(bool(layer.kernel.matrix.lowest) != (id(layer) in targets) for layer in layers)
+
+
+def test_of_a_target_on_ranks_nothing_has_them(kernels, engine, tmp_path):
+    head = make_head(tmp_path, "eagle")
+    one = engine(**drafting("eagle", head), **BFLOAT, tensor_parallel_size=2)
+    assert {layer.kernel.matrix.lowest for layer in layers_of(one.proposer.guesser)} == {0}
 
 
 # -- nothing changes ---------------------------------------------------------------------------
@@ -149,4 +169,5 @@ def test_as_much_is_kept(kernels, engine, good_draft):
         made = engine(draft_model=good_draft, draft_weight_bits=bits, **BFLOAT)
         stats = [one.stats for one in made.generate(PROMPTS, params)]
         rates.append(sum(one.accepted for one in stats) / sum(one.drafted for one in stats))
-    assert rates[1] > rates[0] - 0.15
+    assert rates[0] > 0.3
+    assert rates[1] > rates[0] - 0.1

@@ -46,28 +46,51 @@ def test_a_head_that_has_lost_states_never_catches_up(reading, costs):
     assert reading.seconds(request, costs) == NEVER
 
 
+def drafted_for(stay=0):
+    return Known([{}], drafted=True, stay=stay)
+
+
 def test_what_is_read_again_and_again_is_borne_by_what_is_written_in_between(reading):
-    known = Known([{}], read=True)
+    known = drafted_for()
     assert reading.bearing(known, TO_WRITE, 1) == TO_WRITE
     for now in range(1, 51):
         known.stay = 4
-        reading.caught_up(known, now)
+        reading.caught_up(known, now, asking=True)
         assert not known.stay
     assert reading.bearing(known, TO_WRITE, 50) == pytest.approx(4)
     assert reading.bearing(known, 2.0, 50) == 2
     assert reading.bearing(Known([{}]), TO_WRITE, 50) == TO_WRITE  # for the first time
 
 
-def test_how_long_a_model_stays_is_forgotten(reading):
-    known = Known([{}], read=True, stay=4)
-    reading.caught_up(known, 10)
+@pytest.mark.parametrize("times", [10, 1e4, 1e9])
+def test_how_long_a_model_stays_is_forgotten(reading, times):
+    known = drafted_for(stay=4)
+    reading.caught_up(known, 10, asking=True)
     assert reading.bearing(known, TO_WRITE, 10 + FORGOTTEN_BY) == pytest.approx(8)
-    assert reading.bearing(known, TO_WRITE, 10 + 10 * FORGOTTEN_BY) == TO_WRITE
+    assert reading.bearing(known, TO_WRITE, 10 + int(times) * FORGOTTEN_BY) == TO_WRITE
 
 
-def test_the_first_time_says_nothing_of_others(reading):
-    reading.caught_up(Known([{}], stay=1), 10)
-    assert reading.bearing(Known([{}], read=True), TO_WRITE, 10) == TO_WRITE
+@pytest.mark.parametrize(("stay", "asking"), [(0, True), (4, False)])
+def test_the_first_time_and_what_is_read_in_a_pause_say_nothing(reading, stay, asking):
+    known = drafted_for(stay)
+    reading.caught_up(known, 10, asking)
+    assert not known.stay
+    assert reading.bearing(known, TO_WRITE, 10) == TO_WRITE
+
+
+def test_what_a_model_is_tried_for_says_nothing_either():
+    """Beside a lookup."""
+    world = World()
+    methods = [Method("lookup", Guess(world, 0.95), True)]
+    methods.append(Method("model", Guess(world, 0.9, level_s=1.0), False))
+    mixture = MixtureProposer(methods, LONGEST, world.costs(), clock=world.clock)
+    request = make_request([1] * 100, max_total=10_000)
+    request.computed = 100
+    world.run(mixture, 1, LONGEST, 100, [request])
+    known = mixture.planner.requests[request]
+    assert methods[1].proposer.asked
+    assert not known.drafted
+    assert not known.stay
 
 
 @pytest.mark.parametrize("reads_all", [True, False])
@@ -125,8 +148,8 @@ def test_where_lookups_pause_all_that_is_to_come_bears_what_is_read(costs):
     planner = MixtureProposer(methods, LONGEST, costs, clock=world.clock).planner
     request = behind(64)
     known = planner.known(request)
-    known.read, known.stay = True, 1
-    planner.reading.caught_up(known, 1)
+    known.drafted, known.stay = True, 1
+    planner.reading.caught_up(known, 1, asking=True)
     rates = []
     for asking in (True, False):
         decode = Decode(request, LONGEST)

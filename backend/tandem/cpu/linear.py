@@ -30,6 +30,7 @@ class KernelLinear:
     ) -> None:
         """memory [packed_size(weight)] is where the kernels' copy of the weight goes; gated: as of
         `Linear`; eights: a bfloat16 weight is rounded to 8 bits."""
+        assert not eights or (weight.dtype == torch.bfloat16 and kernels.tandem_eights())
         self._multiply = kernels.tandem_multiply
         if memory is None:
             memory = zeros(
@@ -89,8 +90,10 @@ def packed_size(
 
 
 def lowest_exponent(weight: Tensor) -> int:
-    """A bfloat16's, of the least numbers that its 8 bits can stand for beside the greatest."""
-    greatest = float(weight.abs().max()) if weight.numel() else 0.0
+    """A bfloat16's, of the least numbers that its 8 bits can stand for beside the greatest (which
+    what is not finite becomes)."""
+    finite = weight[weight.isfinite()]
+    greatest = float(finite.abs().max()) if finite.numel() else 0.0
     if not greatest:
         return 1  # as near to zero as there is
     return max(1, math.frexp(greatest)[1] - 1 + EXPONENT_BIAS - 15)

@@ -13,7 +13,7 @@ namespace {
 // Weights lie as they are read, so that memory is read in a straight line: a pair of registers' outputs,
 // column after column. In bfloat16 an output of the first register shares a word with the second one's,
 // or a column with the next one (Two). Every lane of a register is an output of its own, whose sum goes
-// column by column. What is missing of the last outputs is zero.
+// column by column. What is missing of the last outputs is zero, or as near to it as 8 bits are.
 constexpr int kSums = kLanes == 16 ? 14 : 6;  // pairs of registers that hold sums at once; ...
 template <class W>
 constexpr int kMost = kIsEights<W> ? kSums - 2 : kSums;  // ... fewer where weights are made wider

@@ -80,8 +80,10 @@ def load_guesser(
     device = runners[0].device
     made = _load_heads(config, model, runners[0], dtype)
     if device.type == "cpu":
+        # of a target on several ranks a head has copies of what is the target's
+        eights = config.draft_weight_bits == 8 and isinstance(runners[0], ModelRunner)
         for one in made:
-            use_kernels(one, stored, config.draft_in_eights)
+            use_kernels(one, stored, eights)
     guesser = _guesser_of(made, dtype, device)
     wanted = config.num_speculative_tokens
     if config.speculative_tree is None and wanted > guesser.max_depth:

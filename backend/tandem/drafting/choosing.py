@@ -9,7 +9,7 @@ from tandem.drafting import Proposer
 from tandem.drafting.agenda import Further
 from tandem.drafting.between import averaged
 from tandem.drafting.costs import Load, RoundCosts
-from tandem.drafting.gains import Gains, Records
+from tandem.drafting.gains import LEAST, Gains, Records
 from tandem.drafting.lengths import (
     Option,
     Outlook,
@@ -239,7 +239,7 @@ class Chooser:
         half, middle = rows // 2, levels // 2
         a_row = (seconds[batch + rows] - seconds[batch + half]) / (rows - half)
         a_level = (drafts[levels] - drafts[middle]) / (levels - middle)
-        return rate * (a_row + a_level / len(lengths))
+        return max(LEAST, rate * (a_row + a_level / len(lengths)))
 
     def learn(self, now: int) -> None:
         """From what was judged since the last time: seldom, for behind a pass each line is slow.
@@ -268,9 +268,9 @@ class Chooser:
         itself judged by some, in turns."""
         model, proposer = len(self._methods) - 1, self._methods[-1].proposer
         longest, confidence = min(self._longest, proposer.longest), proposer.confidence
-        self._turn += 1
         drew = [place for place in range(len(one.requests)) if one.drew(place, model)]
         apart = 1 if one.found else -(-len(drew) // LOOKS)
+        self._turn += bool(drew)
         for turn, place in enumerate(drew, self._turn):
             known, drafted = one.requests[place], len(one.tokens[place])
             path, sure = one.verdicts[place].path, one.sure[place] if one.sure else ()

@@ -54,7 +54,7 @@ class Drafter:
         self.asked: Sequence[int] = ()
         """Tokens for each request, in the last round in which it was asked for any."""
         self._mine: Sequence[int] = ()
-        """For whom it has drafted in the round under way."""
+        """For whom it drafts as planned in the round under way."""
         self.sparing = sparing
         self._reading = reading
         self.held: HeldStates | None = None  # where the model looks at tokens alone
@@ -62,13 +62,25 @@ class Drafter:
             self.held = HeldStates(proposer, shares_prefixes, most_requests)
 
     def draft(
-        self, agenda: Agenda, parts: list[Part], alone: bool, timed: bool, again: int
+        self,
+        agenda: Agenda,
+        parts: list[Part],
+        alone: bool,
+        timed: bool,
+        now: int,
+        asking: bool,
     ) -> Draft:
         """What is planned; where the model drafts, its draft takes the part's place. alone: as in
-        `Proposer.propose`; timed: by it is learnt what drafts take; again: the round, if what was
-        written without the model has to be read again and again, as lookups are asked, or 0."""
+        `Proposer.propose`; timed: by it is learnt what drafts take; now: this round; asking:
+        whether lookups are asked in it."""
         self.sparing.drafted(agenda.saved)
-        return self._draft(agenda, agenda.asked, agenda.worth, parts, alone, timed, again)
+        self._mine = [place for place, length in enumerate(agenda.asked) if length]
+        for place in self._mine:
+            known, request = agenda.requests[place], agenda.decodes[place].request
+            if self._reading.unread(request) > READ_ALONG:
+                self._reading.caught_up(known, now, asking)
+            known.drafted = True
+        return self._draft(agenda, agenda.asked, agenda.worth, parts, alone, timed)
 
     def probe(self, agenda: Agenda, parts: list[Part], alone: bool) -> Draft:
         """Tries the model, which is not expected to pay, for the request that loses least by it."""
@@ -81,7 +93,6 @@ class Drafter:
         asked[place] = min(PROBE, agenda.decodes[place].lookahead)
         began = self.watch.clock()
         draft = self._draft(agenda, asked, 0.0, parts, alone, timed=True)
-        self._mine = ()  # what it brings says nothing of others
         self._charge(len(parts), self._seconds(began, draft) + waived[place])
         return draft
 
@@ -129,14 +140,13 @@ class Drafter:
         parts: list[Part],
         alone: bool,
         timed: bool,
-        again: int = 0,
     ) -> Draft:
-        mine = self._mine = [place for place, length in enumerate(asked) if length]
+        mine = [place for place, length in enumerate(asked) if length]
         if self.proposer.confidence is not None:
             self.proposer.confidence.open_from(worth)
         self.asked = asked
         began = self.watch.clock()
-        read = self._catch_up(agenda, mine, again)
+        read = self._catch_up(agenda, mine)
         found = self.proposer.propose(
             [Decode(decode.request, n) for decode, n in zip(agenda.decodes, asked, strict=True)],
             alone,
@@ -150,16 +160,12 @@ class Drafter:
                 parts[place], known.taken = part_of(found, place), self.place
         return found
 
-    def _catch_up(self, agenda: Agenda, places: Sequence[int], again: int) -> int:
+    def _catch_up(self, agenda: Agenda, places: Sequence[int]) -> int:
         """Has the model read what was held back of these; how many tokens it has to read."""
         read, requests = 0, [agenda.decodes[place].request for place in places]
-        for place, request in zip(places, requests, strict=True):
+        for request in requests:
             assert not request.states_lost
-            rows = self._reading.unread(request)
-            read += rows
-            if rows > READ_ALONG and again:
-                self._reading.caught_up(agenda.requests[place], again)
-            agenda.requests[place].read = True
+            read += self._reading.unread(request)
         if self.held is not None:
             self.held.show(requests)
         return read

@@ -194,8 +194,8 @@ class MixtureProposer(Proposer):
                 self._agenda = None  # once
                 guessed = self._drafter.probe(agenda, parts, alone)
             else:
-                again = self._rounds if asking else 0
-                guessed = self._drafter.draft(agenda, parts, alone, timed, again)
+                now = self._rounds
+                guessed = self._drafter.draft(agenda, parts, alone, timed, now, asking)
             self._sure = guessed.sure or ()
             if not asking:  # nobody else's are among them
                 return guessed

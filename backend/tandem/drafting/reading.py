@@ -14,7 +14,8 @@ from tandem.request import Request
 
 NEVER = -1.0  # the time in which a head catches up that has lost what it would have to read
 STAYS_MEMORY = 0.9  # of how much a model writes between two times of catching up; that counts...
-FORGOTTEN_BY = 256  # ... for half as much in so many rounds without another one
+FORGOTTEN_BY = 256  # ... for half as much in so many rounds without another one, ...
+MOST_FORGOTTEN = 32.0  # ... and for next to nothing in so many times as many
 
 
 class Reading:
@@ -22,22 +23,21 @@ class Reading:
 
     def __init__(self, proposer: Proposer | None) -> None:
         self._reads_all = proposer is not None and proposer.reads_all
-        self._stay = 0.0
+        self._stay: float | None = None
         """Tokens that requests write in rounds with the model's drafts until it has to catch up
         again, as it was in..."""
         self._seen = 0
-        """... this round; 0: it never was."""
+        """... this round."""
 
     def unread(self, request: Request) -> int:
         """Tokens that the model has to read before it can draft."""
         return request.computed - request.draft_computed if self._reads_all else 0
 
-    def caught_up(self, known: Known, now: int) -> None:
-        """In the round `now`, in which lookups were asked, it reads more of a request's text than
-        it does in passing."""
-        if known.read:
-            known_stay = self._stay if self._seen else None
-            self._stay, self._seen = averaged(known_stay, max(1, known.stay), STAYS_MEMORY), now
+    def caught_up(self, known: Known, now: int, asking: bool) -> None:
+        """In the round `now` it reads more of a request's text than it does in passing. asking:
+        whether lookups were asked: otherwise it says nothing of rounds in which they are."""
+        if asking and known.stay:
+            self._stay, self._seen = averaged(self._stay, known.stay, STAYS_MEMORY), now
         known.stay = 0
 
     def seconds(self, request: Request, costs: RoundCosts) -> float:
@@ -50,7 +50,7 @@ class Reading:
     def bearing(self, known: Known, to_write: float, now: int) -> float:
         """Tokens that bear this in the round `now`, in which lookups are asked: those until it has
         to catch up again, of the ones to come."""
-        if not (known.read and self._seen):
+        if self._stay is None or not known.drafted:
             return to_write
-        forgotten = 2.0 ** ((now - self._seen) / FORGOTTEN_BY)
+        forgotten = 2.0 ** min((now - self._seen) / FORGOTTEN_BY, MOST_FORGOTTEN)
         return min(to_write, self._stay * forgotten)

@@ -93,10 +93,10 @@ class Known:
     """Its lookahead when it became part of the agenda, and..."""
     wish: int = 0
     """... tokens that the model is to draft for it, where there is room."""
-    read: bool = False
-    """Whether the model has read its text before, and..."""
+    drafted: bool = False
+    """Whether the model has drafted as it was planned, and..."""
     stay: int = 0
-    """... tokens since then in rounds for which the model drafted."""
+    """... tokens of such rounds since it had to read more than it does in passing."""
 
     def begin(self, load: Load, now: int) -> None:
         """Anew in this round."""
