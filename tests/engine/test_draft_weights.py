@@ -72,7 +72,7 @@ def test_where_there_is_nothing_next_to_nothing_is_left(kernels, value):
 
 
 def test_what_is_not_finite_spoils_no_other_weight(kernels):
-    weight = drawn(40, 40)
+    weight = 100 * drawn(40, 40)
     weight[3, 5], weight[4, 6] = float("inf"), float("nan")
     spoilt = KernelLinear(kernels, weight, None, eights=True)(torch.eye(40)).T
     weight[3, 5] = weight[4, 6] = 0.0
