@@ -19,6 +19,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.bandwidth import BYTES, Reader
+from tandem import EngineConfig
 
 ROOT = Path(__file__).parents[1]
 MODELS = ROOT / "model_repository" / "tandem" / "1"
@@ -163,8 +164,14 @@ def load(name: str) -> dict[str, Any]:
     return found
 
 
+STORED_BITS = 16
+"""Of drafts' weights, beside peers, who draft with what is stored."""
+
+
 def save(name: str, result: dict[str, Any]) -> None:
-    """Writes benchmarks/results/NAME.json."""
+    """Writes benchmarks/results/NAME.json, and with which drafts it was measured: what a benchmark
+    does not say itself is the engine's default."""
+    result.setdefault("draft_weight_bits", EngineConfig.model_fields["draft_weight_bits"].default)
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

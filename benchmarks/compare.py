@@ -21,6 +21,7 @@ from rich.progress import track
 
 from benchmarks import common
 from benchmarks.common import (
+    STORED_BITS,
     Batch,
     Run,
     Runs,
@@ -81,6 +82,7 @@ def main(
     """Measures and reports."""
     torch.set_num_threads(threads)
     result: dict[str, Any] = load("compare") if only else {"targets": {}}
+    result["draft_weight_bits"] = STORED_BITS
     for target in TARGETS:
         if only in ("", target.name):
             found = _measure(target, new_tokens, repeats, starts, threads)

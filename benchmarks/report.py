@@ -137,7 +137,7 @@ def _throughput(found: dict[str, Any] | None) -> list[str]:
     speeds_of = found["tokens/s"]
     titles = next(iter(speeds_of.values()))
     rows = [(title, *(f"{of[title]:.0f}" for of in speeds_of.values())) for title in titles]
-    return [THROUGHPUT, machine_line(found["machine"]), table(["requests", *speeds_of], rows)]
+    return [THROUGHPUT, _how(found), table(["requests", *speeds_of], rows)]
 
 
 def _steps(found: dict[str, Any] | None) -> list[str]:
@@ -160,7 +160,7 @@ def _steps(found: dict[str, Any] | None) -> list[str]:
     ]
     return [
         STEPS,
-        machine_line(found["machine"]),
+        _how(found),
         table(columns, rows),
         HOST,
         table(["", "ms a step", "not in a pass"], host),
@@ -185,8 +185,14 @@ def _sweep(found: dict[str, Any] | None, name: str) -> list[str]:
     return [_measured(found), _image(plots.adaptive(found, name), "The sweep"), *tables]
 
 
+def _how(found: dict[str, Any]) -> str:
+    """Where it was measured, and with which drafts: at first all had their weights as stored."""
+    bits = found.get("draft_weight_bits", 16)
+    return f"{machine_line(found['machine'])} `draft_weight_bits` was {bits}."
+
+
 def _measured(found: dict[str, Any]) -> str:
-    return f"{machine_line(found['machine'])} At least {found['seconds']:.0f} s of each figure."
+    return f"{_how(found)} At least {found['seconds']:.0f} s of each figure."
 
 
 def _mixtures(found: dict[str, Any] | None) -> list[str]:
@@ -211,7 +217,7 @@ def _methods(found: dict[str, Any] | None) -> list[str]:
         rows.append(row)
     columns = ["", "held-out: tokens a pass", "batch 1", "batch 8"]
     columns += ["repetitive: tokens a pass", "batch 1", "batch 8"]
-    return [METHODS, machine_line(found["machine"]), table(columns, rows)]
+    return [METHODS, _how(found), table(columns, rows)]
 
 
 def _serving(found: dict[str, Any] | None) -> list[str]:
@@ -224,7 +230,7 @@ def _serving(found: dict[str, Any] | None) -> list[str]:
     ]
     return [
         SERVING,
-        machine_line(found["machine"]),
+        _how(found),
         table(["", "by itself", "Triton", "ratio"], rows),
     ]
 

@@ -15,7 +15,17 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.common import MODELS, Batch, interleave, machine, prompts, save, show, summarized
+from benchmarks.common import (
+    MODELS,
+    STORED_BITS,
+    Batch,
+    interleave,
+    machine,
+    prompts,
+    save,
+    show,
+    summarized,
+)
 from benchmarks.contenders import Contender, started
 from benchmarks.peers.process import OPENVINO, TANDEM, VLLM
 from tandem.tokenizer import Tokenizer
@@ -44,6 +54,7 @@ def main(
     folder = MODELS / "target"
     texts = _texts(max(CONCURRENCIES))
     result: dict[str, Any] = {"machine": machine(), "new_tokens": new_tokens, "tokens/s": {}}
+    result["draft_weight_bits"] = STORED_BITS
     with ExitStack() as stack:
         peers = {
             one.title: stack.enter_context(started(one, folder, threads, max(CONCURRENCIES)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import metadata
 
+from benchmarks.common import STORED_BITS
 from benchmarks.peers.worker import Answer, Case, Generate, Prompts, serve
 from tandem import Engine, EngineConfig, SamplingParams
 
@@ -20,7 +21,7 @@ def load(case: Case) -> Generate:
             num_threads=case.threads,
             enable_prefix_caching=False,
             suffix_decoding_max_cached_requests=0,  # or a repeat would remember its answer
-            draft_weight_bits=16,  # as the others have them
+            draft_weight_bits=STORED_BITS,
             kv_cache_memory="512MiB",
             devices="cpu",
         )
