@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import mixtures, plots, report
+from benchmarks import common, mixtures, plots, report
 from benchmarks.adaptive import TITLES
 from benchmarks.steps import ROWS
 
@@ -98,10 +98,19 @@ def test_every_section_shows_its_figures(folder):
     assert all(line in text for line in SHOWN.values())
     assert report.MISSING not in text
     assert "Medians of 1 rounds." in text
+    assert "`draft_weight_bits` was 16. At least 11 s" in text  # as it was before it was said
     assert all(f"{seconds} s of each figure." in text for seconds in (11, 12, 13))
     for name in ("compare", "adaptive", "adaptive-200"):
         assert f"](plots/{name}.svg)" in text
         assert (folder / "plots" / f"{name}.svg").stat().st_size > 1000
+
+
+def test_with_which_drafts_it_was_measured_is_said(folder, monkeypatch):
+    monkeypatch.setattr(common, "RESULTS", folder)
+    monkeypatch.setattr(common, "ROOT", folder)
+    common.save("adaptive", {"machine": MACHINE, **RESULTS["adaptive"]})
+    report.main()
+    assert "`draft_weight_bits` was 8. At least" in (folder / "BENCHMARKS.md").read_text()
 
 
 def test_what_was_not_measured_is_said(folder):

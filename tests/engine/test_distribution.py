@@ -154,6 +154,14 @@ def test_judging_blocks_follows_it_too(case, method, models):
     assert p_value(models, method, CASES[case], acceptance_method="block") > REFUSE_BELOW
 
 
+@pytest.mark.parametrize("rule", ["rejection", "block", "coupled"])
+@pytest.mark.parametrize("method", ["good draft", "bad draft", "good draft tree", *HEADS])
+def test_drafts_with_weights_of_8_bits_follow_it_too(method, rule, models):
+    """The target's are bfloat16 then, which is as near to what is enumerated as can be told."""
+    given = {"dtype": "bfloat16", "acceptance_method": rule}
+    assert p_value(models, method, CASES["all"], **given) > REFUSE_BELOW
+
+
 def test_judging_blocks_keeps_more(models):
     params = SamplingParams(max_tokens=32)
     kept = {}

@@ -162,6 +162,18 @@ def test_the_text_is_the_targets_own(kernels, engine, good_draft, sampling, tree
     assert sum(one.stats.accepted for one in found) > 20
 
 
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 0.8, "seed": 7}])
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "medusa", "mtp", "mlp_speculator"])
+def test_with_heads_too(kernels, engine, tmp_path, sampling, method):
+    params = SamplingParams(max_tokens=24, **sampling)
+    plain = engine(speculative_method="none", **BFLOAT).generate(PROMPTS, params)
+    head = make_head(tmp_path, method)
+    one = engine(**drafting(method, head), **BFLOAT, num_speculative_tokens=2)
+    found = one.generate(PROMPTS, params)
+    assert [one.token_ids for one in found] == [one.token_ids for one in plain]
+    assert sum(one.stats.drafted for one in found) > 20
+
+
 def test_as_much_is_kept(kernels, engine, good_draft):
     params = SamplingParams(max_tokens=60, temperature=0)
     rates = []
