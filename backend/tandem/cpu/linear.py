@@ -92,8 +92,7 @@ def packed_size(
 def lowest_exponent(weight: Tensor) -> int:
     """A bfloat16's, of the least numbers that its 8 bits can stand for beside the greatest (which
     what is not finite becomes)."""
-    finite = weight[weight.isfinite()]
-    greatest = float(finite.abs().max()) if finite.numel() else 0.0
+    greatest = float(weight.abs().nan_to_num(0.0, posinf=0.0).max()) if weight.numel() else 0.0
     if not greatest:
         return 1  # as near to zero as there is
     return max(1, math.frexp(greatest)[1] - 1 + EXPONENT_BIAS - 15)

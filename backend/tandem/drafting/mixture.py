@@ -194,8 +194,7 @@ class MixtureProposer(Proposer):
                 self._agenda = None  # once
                 guessed = self._drafter.probe(agenda, parts, alone)
             else:
-                now = self._rounds
-                guessed = self._drafter.draft(agenda, parts, alone, timed, now, asking)
+                guessed = self._drafter.draft(agenda, parts, alone, timed, self._rounds, asking)
             self._sure = guessed.sure or ()
             if not asking:  # nobody else's are among them
                 return guessed
