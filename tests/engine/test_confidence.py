@@ -141,3 +141,20 @@ def test_where_first_rows_are_dear_and_the_next_ones_free_a_token_is_worth_draft
     chooser = Chooser(methods, LONGEST, costs, Reading(None))
     assert chooser.worth(1.0, [8], Load(1)) < 0.02
     assert chooser.worth(1.0, [4], Load(1)) > 0.4
+
+
+def test_where_nothing_costs_anything_a_draft_may_still_end_and_its_shares_are_seen():
+    costs = RoundCosts({1: 1.0, 4096: 1.0})
+    costs.observe_draft(1, 1, 1e-9, read=0)
+    costs.drafts = lambda requests, most: [0.0] * (most + 1)
+    methods = [Method("model", Guess(World(), 0.5), False)]
+    assert 0 < Chooser(methods, LONGEST, costs, Reading(None)).worth(1.0, [8], Load(1)) < 1e-6
+
+
+def test_what_was_not_drafted_counts_only_behind_a_draft_that_was_kept_whole():
+    whole, cut = Gains(4), Gains(4)
+    for gains, kept in ((whole, [1, 2]), (cut, [1])):
+        for _ in range(50):
+            gains.learn({}, 4, 2, kept, [0.9, 0.9])
+    assert whole.expected({}, 4)[2] > 0.7
+    assert cut.expected({}, 4)[2] < 0.1

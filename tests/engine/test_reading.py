@@ -3,9 +3,11 @@
 import pytest
 
 from tandem.drafting import Verdict
+from tandem.drafting.agenda import NO_PLANS
 from tandem.drafting.choosing import Method
 from tandem.drafting.costs import READ_ALONG, Load, RoundCosts
 from tandem.drafting.mixture import MixtureProposer
+from tandem.drafting.parts import Part
 from tandem.drafting.reading import FORGOTTEN_BY, NEVER, Reading
 from tandem.drafting.remembered import Known
 from tandem.scheduler import Decode
@@ -202,3 +204,29 @@ def test_between_lookups_a_model_drafts_where_catching_up_pays(reading_s, drafts
         asked += (model.asked > before) * (at >= 2000)
     assert (asked > 100) == drafts
     assert (asked < 20) == (not drafts), asked
+
+
+def test_what_was_planned_for_lookups_does_not_outlive_a_pause():
+    world = World()
+    methods = [Method("lookup", Guess(world, 0.9), True)]
+    planner = MixtureProposer(methods, LONGEST, world.costs(), clock=world.clock).planner
+    decodes = [Decode(make_request([1, 2]), LONGEST)]
+    planner.lookups.begin(1, decodes)
+    planner.found(decodes, 1)
+    assert planner.plans != NO_PLANS
+    planner.make(decodes, 2, 8)
+    assert planner.plans == NO_PLANS
+
+
+def test_what_a_model_saves_is_by_what_lookups_found():
+    world = World()
+    methods = [Method("lookup", Guess(world, 0.9), True)]
+    methods.append(Method("model", Guess(world, 0.9, level_s=0.001), False))
+    chooser = MixtureProposer(methods, LONGEST, world.costs(), clock=world.clock).planner.chooser
+    decode, saves = Decode(make_request([1, 2]), LONGEST), []
+    for count in (0, 1):
+        known = Known([{}, {}], found=[Part([RIGHT] * count, None)])
+        choice = chooser.choose(decode, known, Load(1), 1)
+        assert choice.place == 1
+        saves.append(choice.saves)
+    assert 0 < saves[1] < 0.9 * saves[0]
