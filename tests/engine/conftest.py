@@ -11,6 +11,7 @@ import torch
 from hypothesis import settings
 
 from tandem import Engine, EngineConfig
+from tandem.cpu.library import load_kernels
 from tests.engine.checkpoints import make_checkpoint, perturb_checkpoint
 
 torch.set_num_threads(1)  # tiny models: a second thread only waits for the first
@@ -106,3 +107,11 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("tandem.models.decoder.rotate_", rotate)
     without_kernels(monkeypatch)
+
+
+@pytest.fixture
+def anew() -> Iterator[None]:
+    """The kernels' library is looked for once in a process."""
+    load_kernels.cache_clear()
+    yield
+    load_kernels.cache_clear()

@@ -447,14 +447,6 @@ def test_scores_of_long_texts_take_little_memory(tmp_path):
     assert torch.equal(chunk, torch.cat(one_by_one))
 
 
-@pytest.fixture
-def anew():
-    """The library is looked for once in a process."""
-    load_kernels.cache_clear()
-    yield
-    load_kernels.cache_clear()
-
-
 @pytest.mark.parametrize("processor", [OLDER, WIDE, TWOS, TILES])
 def test_it_compiles_for_processors_that_are_not_at_hand(processor):
     flags = (flag.replace("native", processor) for flag in library.FLAGS)

@@ -7,6 +7,7 @@
 #include "sampling.h"
 #include "structures.h"
 #include "team.h"
+#include "told.h"
 #include "vector_attention.h"
 
 namespace {
@@ -66,6 +67,8 @@ struct Space {
   std::vector<Broken> broken;  // [KV heads, rows / run.part]
   std::vector<Head> heads;
   std::vector<Stretch> wanted;  // by who called
+  ToldPass pass;
+  ToldChains chains;
 
   // Into this core's second cache: what the pass has driven out, and the caller needs next.
   void fetch_wanted() const {

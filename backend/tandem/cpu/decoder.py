@@ -12,11 +12,10 @@ from torch import Tensor, nn
 
 from tandem.attention.paged import PagedKVCache
 from tandem.attention.plan import Query
-from tandem.cpu.chains import PackedChains
 from tandem.cpu.library import load_kernels
 from tandem.cpu.linear import KernelLinear
-from tandem.cpu.packing import BEST, Reading, States, Wanted, pack_pass
 from tandem.cpu.structures import STRETCH, Entry, Layer, Matrix, Model
+from tandem.cpu.told import Chaining, Reading, States, Wanted
 from tandem.models.decoder import Layer as DecoderLayer
 from tandem.models.decoder import Passed, Stack
 from tandem.models.feature_head import FeatureHead
@@ -92,6 +91,7 @@ class KernelStack:
             matrices += one.qkv, one.out, one.gate_up, one.down
         formats = {matrix.bfloat for matrix in matrices if matrix.weight}
         assert len(formats) == 1  # what all of them take is written in one
+        self._at = ctypes.addressof(self._model)
         self._room = Room(self._model.head.rows)
 
     def _layer(self, layer: DecoderLayer, cache: Tensor) -> Layer:
@@ -156,16 +156,15 @@ class KernelStack:
         the last layer, those of `rows` alone are wanted, [R, hidden]. The logits are overwritten by
         the next pass."""
         flat: Sequence[int] = tokens.tolist() if isinstance(tokens, Tensor) else tokens
-        count = len(flat)
-        given = None if states is None else self._checked(states, count)
-        read = Reading(flat, queries, range(count) if rows is None else rows)
+        read = Reading(flat, queries, range(len(flat)) if rows is None else rows)
         logits = self._room.rows(len(read.rows))
-        features, wanted = None, BEST
+        features: Tensor | None = None
+        wanted: Wanted | tuple[()] = ()
         if taps is not None:
-            features, wanted = self._features(taps, read, picks_hidden)
-        packed = pack_pass(read, self._block_size, self._room.address, wanted, given)
-        self._forward(self._model, packed.step, self._space)
-        return Passed(logits, features, packed.large[count:].tolist())
+            given = None if states is None else self._checked(states, len(flat))
+            features, wanted = self._wanted(taps, read, picks_hidden, given)
+        best = self._forward(self._at, read, wanted, self._room.address, self._space)
+        return Passed(logits, features, best)
 
     def want(self, stretches: Sequence[tuple[int, int]]) -> None:
         """Has each forward pass fetch these at its end: addresses, and how many bytes. Nothing need
@@ -177,16 +176,17 @@ class KernelStack:
         count = len(source)
         self._move(self._model, pack(f"{2 * count}i", *source, *target), count)
 
-    def _features(
-        self, taps: Sequence[int], read: Reading, picks_hidden: bool
+    def _wanted(
+        self, taps: Sequence[int], read: Reading, picks_hidden: bool, given: States | None
     ) -> tuple[Tensor, Wanted]:
-        """Room for hidden states, as in `Passed`."""
+        """Room for hidden states, as in `Passed`; given: those that a draft head takes."""
         layers, rows = sorted(taps), len(read.rows if picks_hidden else read.tokens)
         assert not picks_hidden or layers in ([], [self._model.layers])
         features = torch.empty(rows, max(1, len(layers)) * self.config.hidden_size)
         at = features.data_ptr()
         tapped, normed = (at, 0) if layers else (0, at)
-        return features, Wanted(layers, tapped, normed, picks_hidden, best=True)
+        states = (0, False) if given is None else (given.hidden.data_ptr(), given.fused)
+        return features, Wanted(layers, tapped, normed, picks_hidden, *states)
 
     def _checked(self, states: States, rows: int) -> States:
         """As the kernels take them."""
@@ -211,13 +211,28 @@ class KernelStack:
         rows; queries: of the tokens that are fed; vocab: V, the target's; states [B, hidden] for a
         draft head; ids [own vocabulary]: what its tokens are to the target.
         """
-        read = logits = None
+        read: Reading | tuple[()] = ()
         if isinstance(first, Reading):
+            read = first
             self._room.rows(len(queries))  # for its logits
-            read = pack_pass(first, self._block_size, self._room.address)
+            logits = self._room.address
         else:
-            logits = first.contiguous()
+            first = first.contiguous()
+            logits = first.data_ptr()
         states = None if states is None else states.float().contiguous()
-        chains = PackedChains(queries, draws, vocab, self._block_size, logits, states, ids)
-        self._chains(self._model, chains.packed, read and read.step, self._space)
-        return chains.tokens(), chains.sure()
+        gate = draws.gate
+        about = Chaining(
+            vocab,
+            logits,
+            pointer(states),
+            pointer(ids),
+            pointer(draws.q),
+            draws.seed,
+            gate.least if gate else 0.0,
+            gate.kept.buffer_info()[0] if gate else 0,
+        )
+        return self._chains(self._at, read, queries, draws.chains, about, self._space)
+
+
+def pointer(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()

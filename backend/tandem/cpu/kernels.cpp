@@ -8,6 +8,7 @@
 #include "penalties.h"
 #include "rows.h"
 #include "sampling.h"
+#include "told.h"
 
 namespace {
 
@@ -68,16 +69,34 @@ void tandem_multiply(const Matrix* matrix, const float* x, int rows, float* y, i
 void tandem_want(void* space, const Stretch* some, int count) {
   static_cast<Space*>(space)->wanted.assign(some, some + count);
 }
-void tandem_forward(const Model* model, const Step* step, void* space) {
+// A pass (see `ToldPass`) that leaves logits [rows, vocabulary]: the likeliest token of each row.
+Object* tandem_forward(const Model* model, Object* reading, Object* wanted, float* logits, void* space) {
   Space& room = *static_cast<Space*>(space);
-  model->bfloat ? forward<uint16_t>(*model, *step, room, [] {})
-                : forward<float>(*model, *step, room, [] {});
-  room.fetch_wanted();
+  const Step step = room.pass.read(reading, wanted, logits, model->block_size);
+  if (PyErr_Occurred()) return nullptr;
+  {
+    const Unlocked unlocked;
+    model->bfloat ? forward<uint16_t>(*model, step, room, [] {})
+                  : forward<float>(*model, step, room, [] {});
+    room.fetch_wanted();
+  }
+  return list_of(step.best, step.picked);
 }
-void tandem_chains(const Model* model, const Chains* chains, const Step* first, void* space) {
+// Chains (see `ToldChains`). first: a pass that their first tokens are drawn behind, or an empty tuple.
+Object* tandem_chains(const Model* model, Object* first, Object* fed, Object* chains, Object* about,
+                      void* space) {
   Space& room = *static_cast<Space*>(space);
-  model->bfloat ? grow<uint16_t>(*model, *chains, first, room)
-                : grow<float>(*model, *chains, first, room);
+  const Chains all = room.chains.read(chains, fed, about, model->block_size);
+  Step step{};
+  const bool reads = PyTuple_Size(first) > 0;
+  if (reads) step = room.pass.read(first, nullptr, const_cast<float*>(all.logits), model->block_size);
+  if (PyErr_Occurred()) return nullptr;
+  {
+    const Unlocked unlocked;
+    model->bfloat ? grow<uint16_t>(*model, all, reads ? &step : nullptr, room)
+                  : grow<float>(*model, all, reads ? &step : nullptr, room);
+  }
+  return room.chains.found(all);
 }
 // As `move_slots`, in all layers.
 void tandem_move(const Model* model, const int32_t* slots, int count) {

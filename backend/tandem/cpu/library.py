@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -25,12 +26,20 @@ STORED = (torch.float32, torch.bfloat16)
 WIDEST_HEAD = 1024
 
 
+class Kernels(ctypes.CDLL):
+    """The library."""
+
+    tandem_forward: Callable[..., list[int]]
+    tandem_chains: Callable[..., tuple[list[list[int]], list[Sequence[float]]]]
+    """These take and make Python's objects, and give up its lock by themselves."""
+
+
 @cache
-def load_kernels() -> ctypes.CDLL | None:
+def load_kernels() -> Kernels | None:
     """The library; None, with a word in the log, where it cannot be built."""
     try:
         # torch's OpenMP, which the library calls, was loaded with torch.
-        library = ctypes.CDLL(str(_built()))
+        library = Kernels(str(_built()))
     except (OSError, subprocess.CalledProcessError) as error:
         said = getattr(error, "stderr", None) or str(error)
         logger.warning("There are no CPU kernels, a step takes longer. Install g++: %s", said)
@@ -41,8 +50,6 @@ def load_kernels() -> ctypes.CDLL | None:
     library.tandem_space.restype = pointer
     library.tandem_release.argtypes = (pointer,)
     library.tandem_want.argtypes = (pointer, packed, number)
-    library.tandem_forward.argtypes = (model, packed, pointer)
-    library.tandem_chains.argtypes = (model, packed, packed, pointer)
     library.tandem_move.argtypes = (model, packed, number)
     library.tandem_multiply.argtypes = (matrix, pointer, number, pointer, number)
     library.tandem_eights.restype = number
@@ -53,10 +60,15 @@ def load_kernels() -> ctypes.CDLL | None:
     library.tandem_limit.argtypes = (pointer, number, number, packed, pointer, number)
     library.tandem_judge.argtypes = (pointer, number, number, packed, pointer, ctypes.c_uint64)
     library.tandem_judge.argtypes += (pointer, pointer, number)
-    for name in ("release", "want", "forward", "chains", "move", "multiply", "pack"):
+    for name in ("release", "want", "move", "multiply", "pack"):
         getattr(library, f"tandem_{name}").restype = None
     for name in ("penalize", "limit", "judge"):
         getattr(library, f"tandem_{name}").restype = None
+    told = ctypes.py_object
+    forward = ctypes.PYFUNCTYPE(told, pointer, told, told, pointer, pointer)
+    chains = ctypes.PYFUNCTYPE(told, pointer, told, told, told, told, pointer)
+    library.tandem_forward = forward(("tandem_forward", library))
+    library.tandem_chains = chains(("tandem_chains", library))
     return library
 
 
@@ -78,7 +90,8 @@ def _built() -> Path:
             compiled, linked = Path(folder, "kernels.o"), Path(folder, "kernels.so")
             _run(compiler, *FLAGS, "-c", str(SOURCE), "-o", str(compiled))
             # Linked without OpenMP: the calls find torch's, whose threads are running already.
-            _run(compiler, "-shared", str(compiled), "-o", str(linked))
+            # Python's functions are found in the process, or it does not load.
+            _run(compiler, "-shared", "-Wl,-z,now", str(compiled), "-o", str(linked))
             linked.replace(path)  # at once, whoever else builds it
     return path
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from tandem.cpu.library import load_kernels
 from tandem.cpu.structures import LIMITS, PLACE, ROW_PLAN
 from tandem.request import Request, SamplingParams
-from tandem.verification.judging import Judged, RowPlan
+from tandem.verification.judging import Judged, Penalties, RowPlan
 
 MASK = (1 << 64) - 1
 NO_TEXT = (0, 0, 0, 1.0, 0.0, 0.0)
@@ -20,6 +20,15 @@ NO_TEXT = (0, 0, 0, 1.0, 0.0, 0.0)
 
 def has_kernels(device: torch.device) -> bool:
     return device.type == "cpu" and load_kernels() is not None
+
+
+def penalties_of(request: Request) -> Penalties:
+    """A prompt counts for nothing but repetition."""
+    params = request.params
+    prompt = request.num_prompt if params.repetition_penalty != 1 else 0
+    text = request.tokens if prompt else request.output
+    rates = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
+    return Penalties(text, prompt, *rates)
 
 
 class Texts:
@@ -35,11 +44,9 @@ class Texts:
         if not params.penalized:
             return NO_TEXT
         if request not in self._known:
-            # the prompt counts for nothing but repetition
-            prompt = request.num_prompt if params.repetition_penalty != 1 else 0
-            text = request.tokens if prompt else request.output
-            rates = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
-            self._known[request] = (len(self.tokens), prompt, len(text), *rates)
+            text, prompt, repetition, frequency, presence = penalties_of(request)
+            counts = len(self.tokens), prompt, len(text)
+            self._known[request] = (*counts, repetition, frequency, presence)
             self.tokens.extend(text)
         return self._known[request]
 

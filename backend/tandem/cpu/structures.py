@@ -78,10 +78,6 @@ class Model(Structure):
 
 STRETCH = Struct("Pq")
 """Of memory: address, and how many bytes."""
-# Of what each pass makes anew all is packed at once: ctypes would take ten times as long.
-STEP = Struct("4i2P2i9P")
-"""One pass: rows, queries, picked, taps; tokens, states; fused, picks_hidden; query, blocks,
-parents, pick, tap, logits, tapped, normed, best. (For an address that is not there: 0.)"""
 LIMITS = Struct("fffi")
 """How a row's logits become scores: temperature, min_p, top_p, top_k."""
 ROW_PLAN = Struct("iiiQ")
@@ -90,13 +86,5 @@ TEXT = Struct("iiifff")
 """What penalties see: begin, prompt, length; repetition, frequency, presence."""
 PLACE = Struct(f"{TEXT.format}ii")
 """A row behind a text and drafted tokens: TEXT, drafted, count."""
-BIAS = Struct("if")
-"""token, added."""
-CHAIN = Struct(f"{LIMITS.format}{TEXT.format}iiiiiii")
-"""How a chain of tokens is drafted: LIMITS, TEXT, bias, biases, noise, length, blocks, start,
-q_row."""
-CHAINS = Struct("3if8PQ6P")
-"""All chains of a round: count, longest, vocabulary; least; chain, logits, states, ids, blocks,
-texts, bias, keys; seed; q, tokens, kept, sure, reach, lengths."""
 SHARES = 16
 """Steps of the share of the likeliest token, by which chances are told apart."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from tandem.attention.plan import Query
-from tandem.cpu.packing import Reading
+from tandem.cpu.told import Reading
 from tandem.drafting import Computed
 from tandem.drafting.steps import Chains, Grown, Level
 from tandem.drafting.vocabulary import Translation

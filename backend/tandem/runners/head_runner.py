@@ -11,7 +11,7 @@ from tandem.attention.paged import PagedKVCache
 from tandem.attention.plan import Query
 from tandem.cpu.decoder import KernelStack
 from tandem.cpu.library import has_kernels
-from tandem.cpu.packing import States
+from tandem.cpu.told import States
 from tandem.models.feature_head import FeatureHead
 from tandem.verification.judging import Draws
 

@@ -40,6 +40,17 @@ Judge = Callable[[Tensor, Tensor | None, Sequence[RowPlan], int], Judged]
 """Of scores [R, V], q [places, V], plans and this launch's seed, of 31 bits."""
 
 
+class Penalties(NamedTuple):
+    """What counts against being said again."""
+
+    text: Sequence[int]
+    prompt: int
+    """Of its tokens the first ones, which are the prompt's."""
+    repetition: float
+    frequency: float
+    presence: float
+
+
 class ChainDraw(NamedTuple):
     """How a chain of tokens is drawn."""
 
@@ -51,6 +62,11 @@ class ChainDraw(NamedTuple):
     """Of each token's noise; empty unless it is KEYED."""
     q_row: int
     """The row of q, places in order, for what the first token is drawn from; -1: for none."""
+    limits: tuple[float, float, float, float] | tuple[()] = ()
+    """Of `scores.limits_of`, where it is not greedy."""
+    penalties: Penalties | tuple[()] = ()
+    biases: Sequence[tuple[int, float]] = ()
+    """Tokens, and what is added to their logits."""
 
 
 class Gate(NamedTuple):

@@ -23,7 +23,7 @@ from tandem.verification.judging import (
     RowPlan,
 )
 from tandem.verification.noise import coupled_gumbel, random_gumbel, row_key
-from tandem.verification.scores import Row, scores
+from tandem.verification.scores import Row, limits_of, scores
 
 NOTHING: Mapping[int, tuple[int, int]] = {}
 
@@ -132,7 +132,19 @@ class Sampler:
             kind = noise_of(request)
             keys = self.keys(request, length) if kind == KEYED else ()
             q_row = place * longest if kind == RANDOM else -1
-            chains.append(ChainDraw(request, kind, length, keys, q_row))
+            params = request.params
+            chains.append(
+                ChainDraw(
+                    request,
+                    kind,
+                    length,
+                    keys,
+                    q_row,
+                    () if kind == GREEDY else limits_of(params),
+                    sampling.penalties_of(request) if params.penalized else (),
+                    tuple(params.logit_bias.items()),
+                )
+            )
         return Draws(chains, self._seeds.getrandbits(31), q, gate)
 
     @staticmethod

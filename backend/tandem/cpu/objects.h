@@ -1,0 +1,96 @@
+// Python's objects, read and made while this thread holds its lock. The functions are of Python's stable
+// interface (PEP 384): declared here, they need none of its headers, and are the same for all its versions.
+#pragma once
+
+#include <sys/types.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+struct _object;
+using Object = _object;
+
+extern "C" {
+extern Object _Py_NoneStruct;
+ssize_t PySequence_Size(Object*);
+Object* PySequence_GetItem(Object*, ssize_t);
+ssize_t PyTuple_Size(Object*);
+Object* PyTuple_GetItem(Object*, ssize_t);  // borrowed
+Object* PyTuple_New(ssize_t);
+int PyTuple_SetItem(Object*, ssize_t, Object*);  // which takes the reference
+Object* PyList_New(ssize_t);
+int PyList_SetItem(Object*, ssize_t, Object*);  // which takes the reference
+long long PyLong_AsLongLong(Object*);
+unsigned long long PyLong_AsUnsignedLongLong(Object*);
+Object* PyLong_FromLongLong(long long);
+double PyFloat_AsDouble(Object*);
+Object* PyFloat_FromDouble(double);
+Object* PyErr_Occurred();
+void* PyEval_SaveThread();
+void PyEval_RestoreThread(void*);
+void Py_DecRef(Object*);
+}
+
+namespace {
+
+// Other threads may run Python meanwhile.
+class Unlocked {
+ public:
+  Unlocked() : thread_(PyEval_SaveThread()) {}
+  ~Unlocked() { PyEval_RestoreThread(thread_); }
+  Unlocked(const Unlocked&) = delete;
+
+ private:
+  void* thread_;
+};
+
+// What is not a number leaves an error behind, which whoever reads asks for at the end.
+inline void put(Object* from, int64_t& to) { to = PyLong_AsLongLong(from); }
+inline void put(Object* from, int32_t& to) { to = int32_t(PyLong_AsLongLong(from)); }
+inline void put(Object* from, uint64_t& to) { to = PyLong_AsUnsignedLongLong(from); }
+inline void put(Object* from, float& to) { to = float(PyFloat_AsDouble(from)); }
+template <class Pointed>
+void put(Object* from, Pointed*& to) {
+  to = reinterpret_cast<Pointed*>(PyLong_AsUnsignedLongLong(from));
+}
+
+// A tuple's field.
+template <class To>
+To field(Object* tuple, ssize_t at) {
+  To found{};
+  put(PyTuple_GetItem(tuple, at), found);
+  return found;
+}
+
+// some(item) for the first ones of a sequence.
+template <class Some>
+ssize_t each_of(Object* sequence, Some some, ssize_t most = std::numeric_limits<ssize_t>::max()) {
+  const ssize_t count = std::min(PySequence_Size(sequence), most);
+  for (ssize_t i = 0; i < count; ++i) {
+    Object* item = PySequence_GetItem(sequence, i);
+    if (item) some(item);
+    Py_DecRef(item);
+  }
+  return count;
+}
+
+// The numbers of a sequence, behind those that are there; how many.
+template <class Number>
+int32_t append(Object* sequence, std::vector<Number>& to,
+               ssize_t most = std::numeric_limits<ssize_t>::max()) {
+  return int32_t(each_of(sequence, [&](Object* item) { put(item, to.emplace_back()); }, most));
+}
+
+inline Object* made(int64_t number) { return PyLong_FromLongLong(number); }
+inline Object* made(float number) { return PyFloat_FromDouble(number); }
+
+template <class Number>
+Object* list_of(const Number* numbers, ssize_t count) {
+  Object* list = PyList_New(count);
+  for (ssize_t i = 0; i < count; ++i) PyList_SetItem(list, i, made(numbers[i]));
+  return list;
+}
+
+}  // namespace
