@@ -13,8 +13,11 @@ from tandem.drafting.choosing import Chooser, Method
 from tandem.drafting.confidence import Confidence
 from tandem.drafting.costs import Load, RoundCosts
 from tandem.drafting.gains import Gains
+from tandem.drafting.mixture import MixtureProposer
 from tandem.drafting.reading import Reading
+from tandem.scheduler import Decode
 from tandem.verification.judging import GREEDY, KEYED, RANDOM
+from tests.engine.builders import make_request
 from tests.engine.policy_world import LONGEST, Guess, World, of_a_model
 
 
@@ -158,3 +161,15 @@ def test_what_was_not_drafted_counts_only_behind_a_draft_that_was_kept_whole():
             gains.learn({}, 4, 2, kept, [0.9, 0.9])
     assert whole.expected({}, 4)[2] > 0.7
     assert cut.expected({}, 4)[2] < 0.1
+
+
+def test_a_token_is_worth_what_the_planned_ones_cost_not_those_that_are_asked_for_beside():
+    """More is asked for than is planned, for where a draft is sure it may go on."""
+    world = World()
+    costs = RoundCosts({1: 1.0, 9: 1.2, 10: 4.0, 17: 30.0, 4096: 9000.0})
+    costs.observe_draft(1, 1, 1e-9, read=0)
+    model = Method("model", Guess(world, 0.9, level_s=0.0, sure=True), False)
+    mixture = MixtureProposer([model], 2 * LONGEST, costs, clock=world.clock)
+    agenda = mixture.planner.make([Decode(make_request([1, 2]), 2 * LONGEST)], 1, 8)
+    assert agenda.asks.lengths[0] >= 9 > agenda.plan.lengths[0] > 0
+    assert 0 < agenda.worth < 0.2

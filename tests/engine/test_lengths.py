@@ -7,6 +7,7 @@ import pytest
 
 from tandem.drafting.costs import Load, RoundCosts
 from tandem.drafting.lengths import (
+    ALIKE_GAINS,
     Option,
     Plan,
     best_lengths,
@@ -278,3 +279,18 @@ def test_lengths_are_the_same_for_all_where_their_own_promise_next_to_nothing_mo
         sum(base[:count]) - 0.07 * place * count for place, count in enumerate(alike.lengths)
     )
     assert alike.rate == pytest.approx(tokens / (seconds[rows] + drafts[alike.lengths[0]]))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_where_gains_are_alike_no_lengths_of_their_own_yield_much_more(seed):
+    """Against all lengths that three requests could have."""
+    random = np.random.default_rng(seed)
+    base = np.array(sorted(random.random(5), reverse=True))
+    scales = random.uniform(1, ALIKE_GAINS, 3)
+    some = [Option((base * scale / ALIKE_GAINS).tolist(), True) for scale in scales]
+    seconds = (1 + random.uniform(0, 0.2) * np.arange(30)).tolist()
+    drafts = line(random.uniform(0, 0.1))
+    plan = best_lengths(seconds, drafts, some)
+    assert len(set(plan.lengths)) == 1
+    for lengths in itertools.product(range(6), repeat=3):
+        assert _rate(seconds, drafts, some, lengths) <= 1.02 * plan.rate

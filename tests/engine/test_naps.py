@@ -184,7 +184,7 @@ def test_most_rounds_of_the_same_drafts_are_not_timed_and_what_they_take_is_know
     assert 40 <= len(drafted) <= 160
     assert all(one.rows > 4 for one in drafted)
     mixture.watch.learn()
-    length = max(mixture._agenda.asked)
+    length = max(mixture._agenda.asks.lengths)
     assert length > 1
     assert mixture.costs.drafts(4, length)[length] == pytest.approx(0.1 * length, rel=0.1)
     behind = (NOBODY + 4) * mixture.costs.between._drafting

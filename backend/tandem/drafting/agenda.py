@@ -75,6 +75,28 @@ class Further(NamedTuple):
 NO_FURTHER = Further(1.0, 0)
 
 
+class Asks(NamedTuple):
+    """What a model is asked for, in each round as in the one before."""
+
+    lengths: Sequence[int] = ()
+    """Tokens for each request, at most."""
+    places: Sequence[int] = ()
+    """Of those for which there are any."""
+    decodes: Sequence[Decode] = ()
+    """As it is asked."""
+
+
+def asks_of(decodes: Sequence[Decode], lengths: Sequence[int]) -> Asks:
+    return Asks(
+        lengths,
+        [place for place, length in enumerate(lengths) if length],
+        [Decode(one.request, length) for one, length in zip(decodes, lengths, strict=True)],
+    )
+
+
+NO_ASKS = Asks()
+
+
 class Agenda(NamedTuple):
     """What is to be drafted in some rounds. What is wanted for a request stands in its `Known`, so
     that little is gathered anew in each."""
@@ -91,8 +113,8 @@ class Agenda(NamedTuple):
     """Tokens that it should gain for each, when it was made."""
     made: int
     """In this round."""
-    asked: Sequence[int] = ()
-    """Tokens that the model, if there is one, is to draft for each, at most."""
+    asks: Asks = NO_ASKS
+    """Of the model, if there is one."""
     by_model: bool = False
     """Whether it is to draft any."""
     further: Further = NO_FURTHER
@@ -114,6 +136,10 @@ class Agenda(NamedTuple):
     """For so many it holds, ..."""
     until: int = 0
     """... until this one."""
+
+    def holds(self, decodes: Sequence[Decode], now: int) -> bool:
+        """Whether it is for these in the round `now`, as it is."""
+        return decodes == self.decodes and now < self.until
 
     def saves(self, rate: float) -> float:
         """Seconds that it should take less than at this rate, in tokens a second, for as many
@@ -182,9 +208,11 @@ class Agenda(NamedTuple):
                 return None
             requests.append(known)
             asked.append(0 if request.states_lost else min(known.wish, room))
-        by_model = any(asked)
         rest = self._replace(
-            decodes=list(decodes), requests=requests, asked=asked, by_model=by_model
+            decodes=list(decodes),
+            requests=requests,
+            asks=asks_of(decodes, asked),
+            by_model=any(asked),
         )
         if not (came or others):
             return rest

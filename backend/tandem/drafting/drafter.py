@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from tandem.drafting import Computed, Draft, Proposer, Verdict
-from tandem.drafting.agenda import Agenda
+from tandem.drafting.agenda import Agenda, Asks, asks_of
 from tandem.drafting.costs import READ_ALONG
 from tandem.drafting.held import HeldStates
 from tandem.drafting.parts import Part, part_of
@@ -74,25 +74,27 @@ class Drafter:
         `Proposer.propose`; timed: by it is learnt what drafts take; now: this round; asking:
         whether lookups are asked in it."""
         self.sparing.drafted(agenda.saved)
-        self._mine = [place for place, length in enumerate(agenda.asked) if length]
+        self._mine, read = agenda.asks.places, 0
         for place in self._mine:
-            known, request = agenda.requests[place], agenda.decodes[place].request
-            if self._reading.unread(request) > READ_ALONG:
+            known = agenda.requests[place]
+            unread = self._reading.unread(agenda.decodes[place].request)
+            if unread > READ_ALONG:
                 self._reading.caught_up(known, now, asking)
             known.drafted = True
-        return self._draft(agenda, agenda.asked, agenda.worth, parts, alone, timed)
+            read += unread
+        return self._draft(agenda, agenda.asks, agenda.worth, parts, alone, timed, read)
 
     def probe(self, agenda: Agenda, parts: list[Part], alone: bool) -> Draft:
         """Tries the model, which is not expected to pay, for the request that loses least by it."""
         places = able(agenda.decodes, agenda.requests, self.place)
         waived = {place: _waived(agenda, place) for place in places}
-        place = min(
-            places, key=lambda one: (waived[one], self._reading.unread(agenda.decodes[one].request))
-        )
+        unread = {place: self._reading.unread(agenda.decodes[place].request) for place in places}
+        place = min(places, key=lambda one: (waived[one], unread[one]))
         asked = [0] * len(parts)
         asked[place] = min(PROBE, agenda.decodes[place].lookahead)
+        asks = asks_of(agenda.decodes, asked)
         began = self.watch.clock()
-        draft = self._draft(agenda, asked, 0.0, parts, alone, timed=True)
+        draft = self._draft(agenda, asks, 0.0, parts, alone, timed=True, read=unread[place])
         self._charge(len(parts), self._seconds(began, draft) + waived[place])
         return draft
 
@@ -135,40 +137,31 @@ class Drafter:
     def _draft(
         self,
         agenda: Agenda,
-        asked: Sequence[int],
+        asks: Asks,
         worth: float,
         parts: list[Part],
         alone: bool,
         timed: bool,
+        read: int,
     ) -> Draft:
-        mine = [place for place, length in enumerate(asked) if length]
+        """read: tokens of their texts, that it has to before."""
+        mine, self.asked = asks.places, asks.lengths
         if self.proposer.confidence is not None:
             self.proposer.confidence.open_from(worth)
-        self.asked = asked
         began = self.watch.clock()
-        read = self._catch_up(agenda, mine)
-        found = self.proposer.propose(
-            [Decode(decode.request, n) for decode, n in zip(agenda.decodes, asked, strict=True)],
-            alone,
-        )
+        if self.held is not None:
+            requests = [asks.decodes[place].request for place in mine]
+            assert not any(request.states_lost for request in requests)
+            self.held.show(requests)
+        found = self.proposer.propose(asks.decodes, alone)
         if timed:
-            self.watch.drafted(_drawn(asked, mine, found), self._seconds(began, found), read)
+            self.watch.drafted(_drawn(asks, found), self._seconds(began, found), read)
         for place in mine:
             known, drafted = agenda.requests[place], found.tokens[place]
             known.drafts += bool(drafted)
             if self.place and (drafted or (found.sure and found.sure[place])):  # or it still reads
                 parts[place], known.taken = part_of(found, place), self.place
         return found
-
-    def _catch_up(self, agenda: Agenda, places: Sequence[int]) -> int:
-        """Has the model read what was held back of these; how many tokens it has to read."""
-        read, requests = 0, [agenda.decodes[place].request for place in places]
-        for request in requests:
-            assert not request.states_lost
-            read += self._reading.unread(request)
-        if self.held is not None:
-            self.held.show(requests)
-        return read
 
     def _seconds(self, began: float, draft: Draft) -> float:
         """That drafting took."""
@@ -185,8 +178,9 @@ def _waived(agenda: Agenda, place: int) -> float:
     return agenda.gains[place] / agenda.plan.rate
 
 
-def _drawn(asked: Sequence[int], mine: Sequence[int], found: Draft) -> list[int]:
+def _drawn(asks: Asks, found: Draft) -> list[int]:
     """Levels of each draft: where one ended by itself, that at which it did counts too."""
+    asked, places = asks.lengths, asks.places
     if found.sure is None:
-        return [asked[place] for place in mine]
-    return [len(found.sure[place]) or len(found.tokens[place]) or asked[place] for place in mine]
+        return [asked[place] for place in places]
+    return [len(found.sure[place]) or len(found.tokens[place]) or asked[place] for place in places]

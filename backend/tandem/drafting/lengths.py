@@ -16,6 +16,7 @@ NOTHING_TAKEN = 2.0
 # Times the rate of one length for all, that requests' own must promise: the best of many guesses is
 # on average too good.
 OWN_LENGTHS = 1.01
+ALIKE_GAINS = 1.15  # times the gains of another's draft: so near, each has the other's length
 ENOUGH_WORSE = 2  # depths behind the best one, that end the search
 LEVEL_TOKENS = 8  # tokens that take a model as long as what is done once a level
 
@@ -56,6 +57,10 @@ class Plan(NamedTuple):
         """What the model drafts for a request that comes later, or a round later: its tokens that
         gain more, and no more levels than there are anyway."""
         return sum([gain >= self.least for gain in option.gains[: self.levels]])
+
+
+NONE_FOR_ALL = Plan([], 0.0, 0, NOTHING_TAKEN)
+"""Where there is no one length for all."""
 
 
 def of_one(option: Option, length: int, rate: float) -> Plan:
@@ -117,12 +122,19 @@ def best_lengths(
     and that promises next to nothing more than one length for all of them, it is this. Plain
     numbers, as of passes (`times.Times`).
     """
+    one_for_all = all(option.by_model or not option.gains for option in options)
+    same = _one_length(seconds, drafts, options, besides) if one_for_all else NONE_FOR_ALL
+    pays = same.rate > margin * len(options) / seconds[len(options)]
+    if pays and _are_alike(options):
+        return same
     own = _own_lengths(seconds, drafts, options, slack, besides, margin)
-    if any(own.lengths) and all(option.by_model or not option.gains for option in options):
-        same = _one_length(seconds, drafts, options, besides)
-        if own.rate < OWN_LENGTHS * same.rate:
-            return same
-    return own
+    return same if any(own.lengths) and own.rate < OWN_LENGTHS * same.rate else own
+
+
+def _are_alike(options: Sequence[Option]) -> bool:
+    """So that lengths of their own would yield next to nothing more."""
+    gains = [sum(option.gains) for option in options]
+    return max(gains) <= ALIKE_GAINS * min(gains)
 
 
 def _own_lengths(
@@ -212,7 +224,7 @@ def _one_length(
 ) -> Plan:
     """The best one for all, as far as each may draft."""
     batch = len(options)
-    best, rows, tokens = Plan([], 0.0, 0, NOTHING_TAKEN), batch, float(batch)
+    best, rows, tokens = NONE_FOR_ALL, batch, float(batch)
     for count in range(1, 1 + max(len(option.gains) for option in options)):
         gains = [option.gains[count - 1] for option in options if len(option.gains) >= count]
         rows, tokens = rows + len(gains), tokens + sum(gains)

@@ -92,12 +92,15 @@ class MixtureProposer(Proposer):
             self._agenda = None  # nothing is kept of requests that have gone
             return Draft([])
         now = self._rounds = self._rounds + 1
-        self.lookups.begin(now, decodes)
+        if self.lookups.methods:
+            self.lookups.begin(now, decodes)
         asking, before = self.lookups.asked, self._agenda
         if before is not None and before.idle is not None and self._naps_for(before, decodes):
             return before.idle
         if asking:
             agenda = self.planner.found(decodes, now)
+        elif before is not None and before.holds(decodes, now):
+            agenda = before
         else:
             agenda = self.planner.planned(before, decodes, now)
         self._agenda = agenda

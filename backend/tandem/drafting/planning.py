@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tandem.drafting import Draft
-from tandem.drafting.agenda import NO_PLANS, Agenda, found_parts
+from tandem.drafting.agenda import NO_PLANS, Agenda, asks_of, found_parts
 from tandem.drafting.between import averaged
 from tandem.drafting.choosing import Chooser, Method
 from tandem.drafting.costs import Load
@@ -73,11 +73,10 @@ class Planner:
     # -- rounds in which lookups are not asked -------------------------------------------------
 
     def planned(self, agenda: Agenda | None, decodes: Sequence[Decode], now: int) -> Agenda:
-        """Of the round `now`, behind one with this agenda, which holds for some rounds."""
+        """Of the round `now`, behind one with this agenda, if any, which does not hold any more, or
+        not for these."""
         if agenda is None:
             return self.make(decodes, now, PLANNED_FOR)
-        if decodes == agenda.decodes and now < agenda.until:
-            return agenda
         if now >= agenda.until:
             rounds = longer(agenda.rounds) if agenda.is_for(decodes) else PLANNED_FOR
             return self.make(decodes, now, rounds)
@@ -200,13 +199,14 @@ class Planner:
         ]
         if not any(asked):
             probing = self.watch.costs.may_explore and bool(self._able(decodes, requests))
-            return agenda._replace(further=further, asked=asked, probing=probing)
+            return agenda._replace(further=further, probing=probing)
+        drafted = [min(one, length) for one, length in zip(asked, plan.lengths, strict=True)]
         saves = [one.saves for one, length in zip(choices, asked, strict=True) if length]
         return agenda._replace(
             further=further,
-            asked=asked,
+            asks=asks_of(decodes, asked),
             by_model=True,
-            worth=self.chooser.worth(plan.rate, asked, load),
+            worth=self.chooser.worth(plan.rate, drafted, load),
             promised=plan.rate / self._plain_rate(load),
             saved=sum(saves) / len(self._able(decodes, requests)),
         )

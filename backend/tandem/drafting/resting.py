@@ -75,10 +75,9 @@ class Naps:
 
     def due(self, drafting: bool) -> bool:
         """The same of this round, which is counted."""
-        if self.ahead(drafting):
-            self._asleep += 1
-            return True
-        return False
+        ahead = self.ahead(drafting)
+        self._asleep += ahead
+        return ahead
 
     def woke(self) -> bool:
         """A round is timed. Whether it follows another such one."""
