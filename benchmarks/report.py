@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import mixtures, plots
-from benchmarks.adaptive import COLUMNS, rows_of
+from benchmarks.adaptive import COLUMNS, FIRST_MOST, rows_of
 from benchmarks.common import RESULTS, ROOT
 from benchmarks.compare import of_plain
 from benchmarks.markdown import machine_line, table
@@ -182,7 +182,8 @@ def _sweep(found: dict[str, Any] | None, name: str) -> list[str]:
         table([f"{case}, requests", *COLUMNS], rows_of(found[case]))
         for case in ("easy", "mixed", "hopeless")
     ]
-    return [_measured(found), _image(plots.adaptive(found, name), "The sweep"), *tables]
+    how = f"{_measured(found)} Adaptive drafts have up to {found.get('most', FIRST_MOST)} tokens."
+    return [how, _image(plots.adaptive(found, name), "The sweep"), *tables]
 
 
 def _how(found: dict[str, Any]) -> str:

@@ -228,8 +228,9 @@ class Chooser:
     def worth(self, rate: float, drafted: Sequence[int], load: Load) -> float:
         """Chance of being kept, from which a token that the model drafts pays for its row of the
         pass and its level of the draft. rate: tokens a second of the step; drafted: tokens of each
-        request that the model should draft, of which one at least. Drafts that end early mostly do so in their second
-        half: what this adds counts, for the first rows may add far more than the next ones."""
+        request that the model should draft, of which one at least. Drafts that end early mostly do
+        so in their second half: what this adds counts, for the first rows may add far more than the
+        next ones."""
         lengths = [length for length in drafted if length]
         batch, rows, levels = load.requests, sum(lengths), max(2, *lengths)
         seconds, drafts = (

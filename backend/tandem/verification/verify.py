@@ -52,6 +52,8 @@ def verify(
     if not requests:  # the step ran prefill chunks alone
         return []
     drawn, kept, rejecting = _draw(passed, requests, draft, sampler, as_blocks)
+    if not any(draft.tokens):
+        return [Verdict([], [token]) for token in drawn]
     verdicts: list[Verdict] = []
     first = 0
     for b, (tokens, reject) in enumerate(zip(draft.tokens, rejecting, strict=True)):
