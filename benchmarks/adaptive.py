@@ -23,14 +23,11 @@ from benchmarks.loads import TURN, Load, engine_of, measured, started, take_turn
 from benchmarks.ratios import Ratio, against_best
 from tandem import Engine
 
-LENGTHS = (2, 4, 8)
-MOST = 16
-"""Tokens of a draft that adapts."""
-FIRST_MOST = 8
-"""The same in results that do not say it."""
+LENGTHS = (2, 4, 8, 16)
+"""Of drafts that do not adapt; one that does may be as long as the longest."""
 PLAIN, ADAPTIVE = "plain", "adaptive"
 TITLES = (PLAIN, *(f"k = {k}" for k in LENGTHS), ADAPTIVE)
-COLUMNS = (*TITLES, "adaptive by the best other")
+RATIO = "adaptive by the best other"
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -50,7 +47,6 @@ def main(
         "new_tokens": new_tokens,
         "seconds": seconds,
         "turn": TURN,
-        "most": MOST,
     }
     target = model_folder(megabytes)
     cases = {"easy": MODELS / "draft", "mixed": MODELS / "draft", "hopeless": _random_draft()}
@@ -91,7 +87,7 @@ def _contenders(target: Path, draft: Path) -> dict[str, Engine]:
         return engine_of(target, draft_model=draft, num_speculative_tokens=most, **options)
 
     fixed = {f"k = {k}": drafting(k) for k in LENGTHS}
-    adaptive = drafting(MOST, adaptive_speculation=True)
+    adaptive = drafting(max(LENGTHS), adaptive_speculation=True)
     return {PLAIN: engine_of(target), **fixed, ADAPTIVE: adaptive}
 
 
@@ -100,21 +96,28 @@ def speeds(of: dict[str, Any]) -> dict[str, float]:
     return {title: one["tokens_per_second"] for title, one in of.items()}
 
 
+def titles_of(found: dict[str, Any]) -> list[str]:
+    """The contenders of a case, in order."""
+    return [title for title in TITLES if all(title in of for of in found.values())]
+
+
 def rows_of(found: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Of a case, as COLUMNS: a row a concurrency, then the geometric means."""
+    """Of a case: a row a concurrency, then the geometric means; a column a contender, then the
+    ratio."""
     rows: list[tuple[str, ...]] = []
+    titles = titles_of(found)
     for concurrency, of in found.items():
         got, ratio = speeds(of), Ratio(*of[ADAPTIVE]["of_the_best_other"])
         shown = f"{ratio.value:.2f}× ({ratio.low:.2f} to {ratio.high:.2f})"
-        rows.append((concurrency, *(f"{got[title]:.0f}" for title in TITLES), shown))
+        rows.append((concurrency, *(f"{got[title]:.0f}" for title in titles), shown))
     means = [
-        statistics.geometric_mean(speeds(of)[title] for of in found.values()) for title in TITLES
+        statistics.geometric_mean(speeds(of)[title] for of in found.values()) for title in titles
     ]
     return [*rows, ("mean", *(f"{mean:.0f}" for mean in means), "")]
 
 
 def _show(case: str, found: dict[str, Any]) -> None:
-    show(f"{case}: tokens/s", ["requests", *COLUMNS], rows_of(found))
+    show(f"{case}: tokens/s", ["requests", *titles_of(found), RATIO], rows_of(found))
 
 
 if __name__ == "__main__":

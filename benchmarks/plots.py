@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.adaptive import ADAPTIVE, TITLES, speeds
+from benchmarks.adaptive import ADAPTIVE, PLAIN, TITLES, speeds, titles_of
 from benchmarks.common import ROOT
 from benchmarks.figures import OTHERS, OURS, plt, powers_of_two, saved
 
 FOLDER = ROOT / "docs" / "plots"
-COLOURS = dict(zip(TITLES, ("#555555", "#c9b458", "#d98c3f", "#c0504d", OURS), strict=True))
+PALETTE = ("#555555", "#c9b458", "#d98c3f", "#c0504d", "#7a3b5e", OURS)
+COLOURS = dict(zip(TITLES, PALETTE, strict=True))
 
 
 def compare(found: dict[str, Any]) -> Path:
@@ -40,8 +41,8 @@ def adaptive(found: dict[str, Any], name: str) -> Path:
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.6), sharey=True)
     for axis, case in zip(axes, ("easy", "mixed", "hopeless"), strict=True):
         counts = [int(count) for count in found[case]]
-        for title in TITLES:
-            ratios = [speeds(of)[title] / speeds(of)[TITLES[0]] for of in found[case].values()]
+        for title in titles_of(found[case]):
+            ratios = [speeds(of)[title] / speeds(of)[PLAIN] for of in found[case].values()]
             wide = 2.6 if title == ADAPTIVE else 1.4
             axis.plot(counts, ratios, marker="o", color=COLOURS[title], label=title, lw=wide, ms=4)
         powers_of_two(axis, counts)

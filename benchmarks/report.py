@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import mixtures, plots
-from benchmarks.adaptive import COLUMNS, FIRST_MOST, rows_of
+from benchmarks.adaptive import RATIO, rows_of, titles_of
 from benchmarks.common import RESULTS, ROOT
 from benchmarks.compare import of_plain
 from benchmarks.markdown import machine_line, table
@@ -59,7 +59,8 @@ ADAPTIVE_TEXT = """## Speculation under load
 Plain decoding, fixed draft lengths, and adaptive speculation (the default) with 1 to 64 requests at
 once: one that ends is followed by another (128 tokens each, behind prompts of 128). *Easy* prompts
 repeat themselves, *mixed* ones are half that and half held-out code, *hopeless* is held-out code
-with a draft of random weights. All take short turns, with the same weights in memory.
+with a draft of random weights. Drafts that adapt may be as long as the longest fixed ones. All take
+short turns, with the same weights in memory.
 Which other is the best is decided by half of the turns, and compared by the rest, for the best of
 several noisy figures looks better than it is; in brackets, where nine of ten such ratios lie when
 turns are drawn anew."""
@@ -179,11 +180,10 @@ def _sweep(found: dict[str, Any] | None, name: str) -> list[str]:
     if found is None:
         return [MISSING]
     tables = [
-        table([f"{case}, requests", *COLUMNS], rows_of(found[case]))
+        table([f"{case}, requests", *titles_of(found[case]), RATIO], rows_of(found[case]))
         for case in ("easy", "mixed", "hopeless")
     ]
-    how = f"{_measured(found)} Adaptive drafts have up to {found.get('most', FIRST_MOST)} tokens."
-    return [how, _image(plots.adaptive(found, name), "The sweep"), *tables]
+    return [_measured(found), _image(plots.adaptive(found, name), "The sweep"), *tables]
 
 
 def _how(found: dict[str, Any]) -> str:

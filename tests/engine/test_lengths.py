@@ -294,3 +294,14 @@ def test_where_gains_are_alike_no_lengths_of_their_own_yield_much_more(seed):
     assert len(set(plan.lengths)) == 1
     for lengths in itertools.product(range(6), repeat=3):
         assert _rate(seconds, drafts, some, lengths) <= 1.02 * plan.rate
+
+
+def test_gains_that_fall_otherwise_or_end_before_are_not_alike():
+    """Though their sums are."""
+    seconds, drafts = [0.2 + 0.1 * rows for rows in range(40)], line(0.02)
+    near = Option([0.9, 0.85, 0.8], True)
+    far = Option([0.55, 0.45, 0.38, 0.33, 0.28, 0.24, 0.2], True)
+    near_too = Option([0.89, 0.85, 0.81], True)
+    assert best_lengths(seconds, drafts, [near, near_too]).lengths == [3, 3]
+    plan = best_lengths(seconds, drafts, [near, far])
+    assert plan.lengths[0] > plan.lengths[1]

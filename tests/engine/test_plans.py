@@ -87,6 +87,15 @@ def test_where_there_is_more_room_again_it_is_planned_anew(made):
     assert found[2] > 2
 
 
+def test_where_room_was_not_what_was_short_more_of_it_changes_nothing(made):
+    world = World(row_s=0.2)
+    mixture = of_a_model(world, Guess(world, 0.6, level_s=0.1))
+    request = make_request([1, 2])
+    found = [len(mixture.propose([Decode(request, room)]).tokens[0]) for room in (6, 6, 8)]
+    assert made == [1]
+    assert 0 < found[0] < 6 and len(set(found)) == 1
+
+
 def test_for_nobody_who_has_room_nothing_is_tried_and_plans_hold(made):
     world = World()
     model = Guess(world, 0.9, level_s=0.1)

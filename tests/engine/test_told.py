@@ -26,6 +26,8 @@ WRONG = {
     "half a token": ([1.5], Query(BLOCKS, 0, 1), [0]),
     "no sequence": (7, Query(BLOCKS, 0, 1), [0]),
     "too large": ([1 << 70], Query(BLOCKS, 0, 1), [0]),
+    "too large a block": ([1], Query([1 << 32], 0, 1), [0]),
+    "too large a row": ([1], Query(BLOCKS, 0, 1), [1 << 40]),
     "a block": ([1], Query(["x"], 0, 1), [0]),
     "blocks": ([1], Query(None, 0, 1), [0]),
     "a place": ([1], Query(BLOCKS, "x", 1), [0]),
@@ -85,6 +87,15 @@ def test_what_is_no_number_of_a_chain_is_an_error(runner, wrong):
     chain = drawn()._replace(**wrong)
     with pytest.raises((TypeError, SystemError)):
         runner.by_kernels.chains(torch.zeros(1, 96), [Query(BLOCKS, 6, 2)], drawn_as(chain), 96)
+
+
+@pytest.mark.parametrize(("chains", "fed"), [(1, 0), (1, 2), (2, 1), (0, 0)])
+def test_each_chain_has_a_query(runner, chains, fed):
+    draws = Draws([drawn()] * chains, 1, None)
+    with pytest.raises(ValueError, match="a query for each chain"):
+        runner.by_kernels.chains(torch.zeros(2, 96), [Query(BLOCKS, 6, 2)] * fed, draws, 96)
+    with pytest.raises(TypeError):
+        runner.by_kernels.chains(torch.zeros(2, 96), 7, draws, 96)
 
 
 def test_nothing_told_is_kept_and_nothing_made_is_lost(runner):

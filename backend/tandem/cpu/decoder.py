@@ -160,7 +160,9 @@ class KernelStack:
         logits = self._room.rows(len(read.rows))
         features: Tensor | None = None
         wanted: Wanted | tuple[()] = ()
-        if taps is not None:
+        if taps is None:
+            assert states is None  # a draft head gives hidden states, too
+        else:
             given = None if states is None else self._checked(states, len(flat))
             features, wanted = self._wanted(taps, read, picks_hidden, given)
         best = self._forward(self._at, read, wanted, self._room.address, self._space)

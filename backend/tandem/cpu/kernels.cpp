@@ -74,12 +74,11 @@ Object* tandem_forward(const Model* model, Object* reading, Object* wanted, floa
   Space& room = *static_cast<Space*>(space);
   const Step step = room.pass.read(reading, wanted, logits, model->block_size);
   if (PyErr_Occurred()) return nullptr;
-  {
-    const Unlocked unlocked;
+  unlocked([&] {
     model->bfloat ? forward<uint16_t>(*model, step, room, [] {})
                   : forward<float>(*model, step, room, [] {});
     room.fetch_wanted();
-  }
+  });
   return list_of(step.best, step.picked);
 }
 // Chains (see `ToldChains`). first: a pass that their first tokens are drawn behind, or an empty tuple.
@@ -88,14 +87,14 @@ Object* tandem_chains(const Model* model, Object* first, Object* fed, Object* ch
   Space& room = *static_cast<Space*>(space);
   const Chains all = room.chains.read(chains, fed, about, model->block_size);
   Step step{};
+  if (PyErr_Occurred()) return nullptr;
   const bool reads = PyTuple_Size(first) > 0;
   if (reads) step = room.pass.read(first, nullptr, const_cast<float*>(all.logits), model->block_size);
   if (PyErr_Occurred()) return nullptr;
-  {
-    const Unlocked unlocked;
-    model->bfloat ? grow<uint16_t>(*model, all, reads ? &step : nullptr, room)
-                  : grow<float>(*model, all, reads ? &step : nullptr, room);
-  }
+  unlocked([&] {
+    const Step* read = reads ? &step : nullptr;
+    model->bfloat ? grow<uint16_t>(*model, all, read, room) : grow<float>(*model, all, read, room);
+  });
   return room.chains.found(all);
 }
 // As `move_slots`, in all layers.

@@ -42,7 +42,7 @@ def load_kernels() -> Kernels | None:
         library = Kernels(str(_built()))
     except (OSError, subprocess.CalledProcessError) as error:
         said = getattr(error, "stderr", None) or str(error)
-        logger.warning("There are no CPU kernels, a step takes longer. Install g++: %s", said)
+        logger.warning("There are no CPU kernels, a step takes longer: %s", said)
         return None
     pointer, number = ctypes.c_void_p, ctypes.c_int
     matrix, model = ctypes.POINTER(Matrix), ctypes.POINTER(Model)
@@ -64,9 +64,9 @@ def load_kernels() -> Kernels | None:
         getattr(library, f"tandem_{name}").restype = None
     for name in ("penalize", "limit", "judge"):
         getattr(library, f"tandem_{name}").restype = None
-    told = ctypes.py_object
-    forward = ctypes.PYFUNCTYPE(told, pointer, told, told, pointer, pointer)
-    chains = ctypes.PYFUNCTYPE(told, pointer, told, told, told, told, pointer)
+    some = ctypes.py_object
+    forward = ctypes.PYFUNCTYPE(some, pointer, some, some, pointer, pointer)
+    chains = ctypes.PYFUNCTYPE(some, pointer, some, some, some, some, pointer)
     library.tandem_forward = forward(("tandem_forward", library))
     library.tandem_chains = chains(("tandem_chains", library))
     return library
@@ -85,7 +85,7 @@ def _built() -> Path:
     if not path.exists():
         compiler = shutil.which("g++")
         if compiler is None:
-            raise FileNotFoundError("no g++ on this machine")
+            raise FileNotFoundError("no g++ on this machine, install it")
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             compiled, linked = Path(folder, "kernels.o"), Path(folder, "kernels.so")
             _run(compiler, *FLAGS, "-c", str(SOURCE), "-o", str(compiled))

@@ -14,6 +14,7 @@ using Object = _object;
 
 extern "C" {
 extern Object _Py_NoneStruct;
+extern Object *PyExc_OverflowError, *PyExc_ValueError;
 ssize_t PySequence_Size(Object*);
 Object* PySequence_GetItem(Object*, ssize_t);
 ssize_t PyTuple_Size(Object*);
@@ -28,6 +29,7 @@ Object* PyLong_FromLongLong(long long);
 double PyFloat_AsDouble(Object*);
 Object* PyFloat_FromDouble(double);
 Object* PyErr_Occurred();
+void PyErr_SetString(Object*, const char*);
 void* PyEval_SaveThread();
 void PyEval_RestoreThread(void*);
 void Py_DecRef(Object*);
@@ -35,20 +37,22 @@ void Py_DecRef(Object*);
 
 namespace {
 
-// Other threads may run Python meanwhile.
-class Unlocked {
- public:
-  Unlocked() : thread_(PyEval_SaveThread()) {}
-  ~Unlocked() { PyEval_RestoreThread(thread_); }
-  Unlocked(const Unlocked&) = delete;
+// some(), while other threads may run Python. (No destructor takes the lock back: where Python is ending, that
+// ends the thread.)
+template <class Some>
+void unlocked(Some some) {
+  void* thread = PyEval_SaveThread();
+  some();
+  PyEval_RestoreThread(thread);
+}
 
- private:
-  void* thread_;
-};
-
-// What is not a number leaves an error behind, which whoever reads asks for at the end.
+// What is not a number, or too large a one, leaves an error behind, which whoever reads asks for at the end.
 inline void put(Object* from, int64_t& to) { to = PyLong_AsLongLong(from); }
-inline void put(Object* from, int32_t& to) { to = int32_t(PyLong_AsLongLong(from)); }
+inline void put(Object* from, int32_t& to) {
+  const long long wide = PyLong_AsLongLong(from);
+  to = int32_t(wide);
+  if (to != wide) PyErr_SetString(PyExc_OverflowError, "a number of 32 bits is due");
+}
 inline void put(Object* from, uint64_t& to) { to = PyLong_AsUnsignedLongLong(from); }
 inline void put(Object* from, float& to) { to = float(PyFloat_AsDouble(from)); }
 template <class Pointed>
@@ -64,11 +68,11 @@ To field(Object* tuple, ssize_t at) {
   return found;
 }
 
-// some(item) for the first ones of a sequence.
+// some(item) for the first ones of a sequence, up to an error; how many.
 template <class Some>
 ssize_t each_of(Object* sequence, Some some, ssize_t most = std::numeric_limits<ssize_t>::max()) {
   const ssize_t count = std::min(PySequence_Size(sequence), most);
-  for (ssize_t i = 0; i < count; ++i) {
+  for (ssize_t i = 0; i < count && !PyErr_Occurred(); ++i) {
     Object* item = PySequence_GetItem(sequence, i);
     if (item) some(item);
     Py_DecRef(item);

@@ -78,14 +78,14 @@ def limit(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     assert kernels is not None
     logits = logits.contiguous()
     count, vocab = logits.shape
-    limits = b"".join([LIMITS.pack(*limits_of(one, vocab)) for one in params])
+    limits = b"".join([LIMITS.pack(*_limits(one, vocab)) for one in params])
     scores = torch.empty_like(logits)
     threads = torch.get_num_threads()
     kernels.tandem_limit(logits.data_ptr(), count, vocab, limits, scores.data_ptr(), threads)
     return scores
 
 
-def limits_of(params: SamplingParams, vocab: int) -> tuple[float, float, float, int]:
+def _limits(params: SamplingParams, vocab: int) -> tuple[float, float, float, int]:
     """What rules tokens out of a vocabulary of that size: LIMITS."""
     if params.greedy:
         return 1.0, 0.0, 1.0, vocab

@@ -1,4 +1,5 @@
-// What Python hands over; structures.py has the same, field by field.
+// What the kernels compute with. Models, limits and plans of rows are as Python hands them over (structures.py
+// has the same, field by field), passes and chains as told.h reads them.
 #pragma once
 
 #include <cstdint>

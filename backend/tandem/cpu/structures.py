@@ -1,4 +1,4 @@
-"""What crosses into the kernels: `structures.h`, field by field."""
+"""What crosses into the kernels as it lies in memory: `structures.h`, field by field."""
 
 from ctypes import POINTER, Structure, c_float, c_int32, c_void_p
 from struct import Struct

@@ -87,8 +87,13 @@ struct ToldChains {
   Chains read(Object* chains, Object* fed, Object* about, int block_size) {
     enum { kVocabulary, kLogits, kStates, kIds, kQ, kSeed, kLeast, kKept };
     chain.clear(), texts.clear(), bias.clear(), keys.clear();
-    queries.read(fed, block_size);
     Chains all{};
+    queries.read(fed, block_size);
+    if (PyErr_Occurred()) return all;
+    if (queries.query.empty() || PySequence_Size(chains) != ssize_t(queries.query.size())) {
+      PyErr_SetString(PyExc_ValueError, "a query for each chain is due");
+      return all;
+    }
     all.vocabulary = field<int32_t>(about, kVocabulary);
     each_of(chains, [&](Object* one) { read_chain(one, all.vocabulary); });
     all.count = int32_t(chain.size());

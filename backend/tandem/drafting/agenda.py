@@ -76,7 +76,7 @@ NO_FURTHER = Further(1.0, 0)
 
 
 class Asks(NamedTuple):
-    """What a model is asked for, in each round as in the one before."""
+    """What a model is asked for, for as long as what is planned holds."""
 
     lengths: Sequence[int] = ()
     """Tokens for each request, at most."""
@@ -189,9 +189,9 @@ class Agenda(NamedTuple):
     ) -> Agenda | None:
         """The same where some requests have gone, others have come, or they have other room for
         drafts, as they do near their ends; None where nobody is left, far more or fewer than it was
-        made for are there with some that have come, or one has more room. (Where one of few goes,
-        the next mostly comes a round later, and then they are as many as before.) now: this round;
-        join: for one of them that has come."""
+        made for are there with some that have come, or one that took all the room there was has
+        more. (Where one of few goes, the next mostly comes a round later, and then they are as many
+        as before.) now: this round; join: for one of them that has come."""
         mine = {one.request: known for one, known in zip(self.decodes, self.requests, strict=True)}
         came = [one for one in decodes if one.request not in mine]
         others = not alike(self.batch, len(decodes))
@@ -204,7 +204,7 @@ class Agenda(NamedTuple):
         requests, asked = list[Known](), list[int]()
         for request, room in decodes:
             known = mine[request]
-            if room > known.room:
+            if room > known.room and known.wish >= known.room:  # it was all that there was room for
                 return None
             requests.append(known)
             asked.append(0 if request.states_lost else min(known.wish, room))

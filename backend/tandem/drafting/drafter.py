@@ -144,7 +144,7 @@ class Drafter:
         timed: bool,
         read: int,
     ) -> Draft:
-        """read: tokens of their texts, that it has to before."""
+        """read: tokens of their texts, that it has to read first."""
         mine, self.asked = asks.places, asks.lengths
         if self.proposer.confidence is not None:
             self.proposer.confidence.open_from(worth)

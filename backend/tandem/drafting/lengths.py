@@ -119,8 +119,9 @@ def best_lengths(
 
     For every number of levels that the model could draft, the tokens at hand are taken in the order
     of their gains for as long as that raises the rate of the step. Where a model drafts for all,
-    and that promises next to nothing more than one length for all of them, it is this. Plain
-    numbers, as of passes (`times.Times`).
+    and that promises next to nothing more than one length for all of them, it is this (and it is
+    not looked for, where all drafts gain about the same). Plain numbers, as of passes
+    (`times.Times`).
     """
     one_for_all = all(option.by_model or not option.gains for option in options)
     same = _one_length(seconds, drafts, options, besides) if one_for_all else NONE_FOR_ALL
@@ -132,9 +133,14 @@ def best_lengths(
 
 
 def _are_alike(options: Sequence[Option]) -> bool:
-    """So that lengths of their own would yield next to nothing more."""
-    gains = [sum(option.gains) for option in options]
-    return max(gains) <= ALIKE_GAINS * min(gains)
+    """So that lengths of their own would yield next to nothing more: at the first place and at the
+    last one, which is the same."""
+    gains = [option.gains for option in options]
+    longest = len(gains[0])
+    if not longest or any(len(one) != longest for one in gains):
+        return False
+    ends = [one[0] for one in gains], [one[-1] for one in gains]
+    return all(max(end) <= ALIKE_GAINS * min(end) for end in ends)
 
 
 def _own_lengths(

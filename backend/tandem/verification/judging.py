@@ -62,7 +62,7 @@ class ChainDraw(NamedTuple):
     """Of each token's noise; empty unless it is KEYED."""
     q_row: int
     """The row of q, places in order, for what the first token is drawn from; -1: for none."""
-    limits: tuple[float, float, float, float] | tuple[()] = ()
+    limits: tuple[float, float, int, float] | tuple[()] = ()
     """Of `scores.limits_of`, where it is not greedy."""
     penalties: Penalties | tuple[()] = ()
     biases: Sequence[tuple[int, float]] = ()

@@ -53,10 +53,10 @@ def scores(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 # -- temperature and truncation ------------------------------------------------------------------
 
 
-def limits_of(params: SamplingParams) -> tuple[float, float, float, float]:
+def limits_of(params: SamplingParams) -> tuple[float, float, int, float]:
     """Temperature, min-p, top-k (0: all) and top-p."""
     if params.greedy:
-        return 1.0, 0.0, 0.0, 1.0
+        return 1.0, 0.0, 0, 1.0
     top_k = min(max(0, params.top_k), MOST_TOP_K)
     return params.temperature, params.min_p, top_k, params.top_p
 
