@@ -26,6 +26,28 @@ void each_row(int rows, int vocabulary, int threads, Some some) {
   }
 }
 
+// A row of verified chains: draws its token, and keeps in mind where its chain ends.
+void verify_row(ToldVerified& told, int row, const float* logits, int vocabulary, const float* q,
+                uint64_t key, Draws& draws) {
+  const auto& own = told.own[told.owner[row]];
+  std::atomic<int32_t>& ending = told.ending[told.owner[row]];
+  const int place = row - own.first;
+  if (place > ending.load(std::memory_order_relaxed)) return;  // nobody looks behind a chain's end
+  if (own.noise != kGreedy) {
+    draws.scores.resize(vocabulary);
+    limit_row(logits, vocabulary, own.limits, draws, draws.scores.data());
+    logits = draws.scores.data();
+  }
+  const bool last = place == own.count, judged = own.q_row >= 0 && !last;
+  const auto token = int32_t(told.drafted[row]);
+  const RowPlan plan{own.noise, token, judged ? own.q_row + place : -1, told.keys[row]};
+  told.tokens[row] = draw_row(logits, vocabulary, plan, q, key, draws, told.kept[row]);
+  if (last || (judged ? bool(told.kept[row]) : told.tokens[row] == token)) return;
+  int32_t seen = ending.load(std::memory_order_relaxed);
+  while (place < seen && !ending.compare_exchange_weak(seen, place, std::memory_order_relaxed)) {
+  }
+}
+
 }  // namespace
 
 extern "C" {
@@ -123,6 +145,21 @@ void tandem_limit(const float* logits, int rows, int vocabulary, const Limits* l
     const size_t begin = row * size_t(vocabulary);
     limit_row(logits + begin, vocabulary, limits[row], draws, scores + begin);
   });
+}
+// Chains (see `ToldVerified`) by logits [rows, vocabulary]: of each row up to where its chain ends the token
+// drawn, and whether the one drafted behind it is kept, where that is judged by q [places, vocabulary].
+Object* tandem_verify(const float* logits, int vocabulary, Object* chains, const float* q, uint64_t seed,
+                      int threads) {
+  ToldVerified told;
+  told.read(chains, vocabulary);
+  if (PyErr_Occurred()) return nullptr;
+  unlocked([&] {
+    each_row(told.rows(), vocabulary, threads, [&](int row, Draws& draws) {
+      const float* own = logits + row * size_t(vocabulary);
+      verify_row(told, row, own, vocabulary, q, key_of(seed, row), draws);
+    });
+  });
+  return pair_of(list_of(told.tokens.data(), told.rows()), list_of(told.kept.data(), told.rows()));
 }
 // A token of each row, from scores [rows, vocabulary], and q [places, vocabulary] or null; seed: of
 // this launch's random numbers.

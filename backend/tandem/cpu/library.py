@@ -31,6 +31,7 @@ class Kernels(ctypes.CDLL):
 
     tandem_forward: Callable[..., list[int]]
     tandem_chains: Callable[..., tuple[list[list[int]], list[Sequence[float]]]]
+    tandem_verify: Callable[..., tuple[list[int], list[int]]]
     """These take and make Python's objects, and give up its lock by themselves."""
 
 
@@ -69,6 +70,8 @@ def load_kernels() -> Kernels | None:
     chains = ctypes.PYFUNCTYPE(some, pointer, some, some, some, some, pointer)
     library.tandem_forward = forward(("tandem_forward", library))
     library.tandem_chains = chains(("tandem_chains", library))
+    verify = ctypes.PYFUNCTYPE(some, pointer, number, some, pointer, ctypes.c_uint64, number)
+    library.tandem_verify = verify(("tandem_verify", library))
     return library
 
 

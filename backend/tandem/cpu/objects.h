@@ -88,6 +88,7 @@ int32_t append(Object* sequence, std::vector<Number>& to,
 }
 
 inline Object* made(int64_t number) { return PyLong_FromLongLong(number); }
+inline Object* made(int8_t number) { return PyLong_FromLongLong(number); }
 inline Object* made(float number) { return PyFloat_FromDouble(number); }
 
 template <class Number>
@@ -95,6 +96,14 @@ Object* list_of(const Number* numbers, ssize_t count) {
   Object* list = PyList_New(count);
   for (ssize_t i = 0; i < count; ++i) PyList_SetItem(list, i, made(numbers[i]));
   return list;
+}
+
+// Takes the references.
+inline Object* pair_of(Object* one, Object* other) {
+  Object* both = PyTuple_New(2);
+  PyTuple_SetItem(both, 0, one);
+  PyTuple_SetItem(both, 1, other);
+  return both;
 }
 
 }  // namespace

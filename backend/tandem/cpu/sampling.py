@@ -11,7 +11,7 @@ from torch import Tensor
 from tandem.cpu.library import load_kernels
 from tandem.cpu.structures import LIMITS, PLACE, ROW_PLAN
 from tandem.request import Request, SamplingParams
-from tandem.verification.judging import Judged, Penalties, RowPlan
+from tandem.verification.judging import Judged, Penalties, RowPlan, VerifiedChain
 
 MASK = (1 << 64) - 1
 NO_TEXT = (0, 0, 0, 1.0, 0.0, 0.0)
@@ -91,6 +91,21 @@ def _limits(params: SamplingParams, vocab: int) -> tuple[float, float, float, in
         return 1.0, 0.0, 1.0, vocab
     top_k = params.top_k if 0 < params.top_k < vocab else vocab
     return params.temperature, params.min_p, params.top_p, top_k
+
+
+def verify(
+    logits: Tensor, chains: Sequence[VerifiedChain], q: Tensor | None, seed: int
+) -> tuple[list[int], list[int]]:
+    """logits [R, V] float32, a row for each token of the chains and one behind each; q [places, V];
+    seed: of this call's random numbers. [R] tokens drawn, and whether the one drafted there is kept
+    where that is judged by q; of any content behind a chain's end."""
+    kernels = load_kernels()
+    assert kernels is not None
+    logits = logits.contiguous()
+    q = None if q is None else q.contiguous()
+    at_q = None if q is None else q.data_ptr()
+    threads = torch.get_num_threads()
+    return kernels.tandem_verify(logits.data_ptr(), logits.shape[1], chains, at_q, seed, threads)
 
 
 def judge(scored: Tensor, q: Tensor | None, rows: Sequence[RowPlan], seed: int) -> Judged:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <vector>
 
 #include "objects.h"
@@ -73,6 +74,15 @@ struct ToldPass {
   }
 };
 
+// `scores.limits_of`, or an empty tuple where all may be drawn.
+inline Limits told_limits(Object* limits, int vocabulary) {
+  enum { kTemperature, kMinP, kTopK, kTopP };
+  if (!PyTuple_Size(limits)) return {1, 0, 1, vocabulary};
+  const auto top_k = field<int32_t>(limits, kTopK);
+  return {field<float>(limits, kTemperature), field<float>(limits, kMinP), field<float>(limits, kTopP),
+          top_k > 0 ? std::min(top_k, vocabulary) : vocabulary};
+}
+
 // Chains of `ChainDraw`, and what becomes of them.
 struct ToldChains {
   ToldQueries queries;
@@ -127,10 +137,7 @@ struct ToldChains {
       PyList_SetItem(drafted, i, list_of(&tokens[at], lengths[i]));
       if (all.least) PyList_SetItem(shares, i, list_of(&sure[at], std::min(lengths[i] + 1, chain[i].length)));
     }
-    Object* both = PyTuple_New(2);
-    PyTuple_SetItem(both, 0, drafted);
-    PyTuple_SetItem(both, 1, shares);
-    return both;
+    return pair_of(drafted, shares);
   }
 
  private:
@@ -140,19 +147,13 @@ struct ToldChains {
     Chain& own = chain.emplace_back();
     const Query& query = queries.query[chain.size() - 1];
     own = {};
-    own.limits = {1, 0, 1, vocabulary};
+    own.limits = told_limits(PyTuple_GetItem(one, kLimits), vocabulary);
     own.text.repetition = 1;
     own.noise = field<int32_t>(one, kNoise);
     own.length = field<int32_t>(one, kLength);
     own.q_row = field<int32_t>(one, kQRow);
     own.blocks = query.blocks;
     own.start = query.start;
-    if (Object* limits = PyTuple_GetItem(one, kLimits); PyTuple_Size(limits)) {
-      enum { kTemperature, kMinP, kTopK, kTopP };
-      const auto top_k = field<int32_t>(limits, kTopK);
-      own.limits = {field<float>(limits, kTemperature), field<float>(limits, kMinP),
-                    field<float>(limits, kTopP), top_k > 0 ? std::min(top_k, vocabulary) : vocabulary};
-    }
     if (Object* text = PyTuple_GetItem(one, kPenalties); PyTuple_Size(text)) {
       enum { kText, kPrompt, kRepetition, kFrequency, kPresence };
       own.text = {int32_t(texts.size()),           field<int32_t>(text, kPrompt),  0,
@@ -174,6 +175,40 @@ struct ToldChains {
       keys.resize(begin + longest);
     });
   }
+};
+
+// Verified chains: of `VerifiedChain`, each with a row of logits more than it has tokens.
+struct ToldVerified {
+  struct Own {
+    Limits limits;
+    int32_t noise, q_row, first, count;  // first: row; count: tokens
+  };
+  std::vector<Own> own;
+  std::vector<int32_t> owner;                // [rows]
+  std::vector<int64_t> drafted, tokens;      // [rows] behind each, or 0; drawn at each
+  std::vector<uint64_t> keys;                // [rows] of keyed noise
+  std::vector<int8_t> kept;                  // [rows]
+  std::vector<std::atomic<int32_t>> ending;  // of each the first place that the chain does not go on from
+
+  void read(Object* chains, int vocabulary) {
+    enum { kNoise, kLimits, kKeys, kTokens, kQRow };
+    each_of(chains, [&](Object* one) {
+      const auto first = int32_t(drafted.size());
+      const int32_t count = append(PyTuple_GetItem(one, kTokens), drafted);
+      own.push_back({told_limits(PyTuple_GetItem(one, kLimits), vocabulary), field<int32_t>(one, kNoise),
+                     field<int32_t>(one, kQRow), first, count});
+      append(PyTuple_GetItem(one, kKeys), keys);
+      drafted.push_back(0);
+      keys.resize(drafted.size());
+      owner.resize(drafted.size(), int32_t(own.size()) - 1);
+    });
+    tokens.resize(drafted.size());
+    kept.resize(drafted.size());
+    ending = std::vector<std::atomic<int32_t>>(own.size());
+    for (size_t i = 0; i < own.size(); ++i) ending[i] = own[i].count;
+  }
+
+  int rows() const { return int(drafted.size()); }
 };
 
 }  // namespace

@@ -69,6 +69,21 @@ class ChainDraw(NamedTuple):
     """Tokens, and what is added to their logits."""
 
 
+class VerifiedChain(NamedTuple):
+    """How a drafted chain is verified on CPU cores, which read it as it is (`cpu/told.h`)."""
+
+    noise: int
+    limits: tuple[float, float, int, float] | tuple[()]
+    """Of `scores.limits_of`, where it is not greedy."""
+    keys: Sequence[int]
+    """Of the noise at each of its rows; empty unless it is KEYED."""
+    tokens: Sequence[int]
+    """Drafted."""
+    q_row: int
+    """The row of q that the first was drawn from; -1: they are followed while they are what is
+    drawn."""
+
+
 class Gate(NamedTuple):
     """Where chains end early."""
 

@@ -21,6 +21,7 @@ from tandem.verification.judging import (
     Judge,
     Judged,
     RowPlan,
+    VerifiedChain,
 )
 from tandem.verification.noise import coupled_gumbel, random_gumbel, row_key
 from tandem.verification.scores import Row, limits_of, scores
@@ -116,6 +117,30 @@ class Sampler:
             for place, row in enumerate(rows)
         ]
         return self.kernel(scored, q, plans, self._seeds.getrandbits(31))
+
+    @property
+    def verifies_chains(self) -> bool:
+        """Whether `verify` may be asked: on CPU cores, by the kernels."""
+        return self.kernel is sampling.judge
+
+    def verify(
+        self,
+        logits: Tensor,
+        requests: Sequence[Request],
+        tokens: Sequence[Sequence[int]],
+        q: Tensor | None,
+        rejecting: Sequence[bool],
+    ) -> tuple[list[int], list[int]]:
+        """As `cpu.sampling.verify`, of a chain of each request. logits: edited already; rejecting:
+        whose tokens are judged by q [B, N, V]."""
+        steps = 0 if q is None else q.shape[1]
+        chains: list[VerifiedChain] = []
+        for b, (request, own, reject) in enumerate(zip(requests, tokens, rejecting, strict=True)):
+            kind = noise_of(request)
+            limits = () if kind == GREEDY else limits_of(request.params)
+            keys = self.keys(request, len(own) + 1) if kind == KEYED else ()
+            chains.append(VerifiedChain(kind, limits, keys, own, b * steps if reject else -1))
+        return sampling.verify(logits, chains, q, self._seeds.getrandbits(31))
 
     def draws(
         self,

@@ -37,11 +37,7 @@ def scores(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     Greedy rows keep temperature 1 and are not truncated: only their largest score matters.
     """
     params = [row.request.params for row in rows]
-    if any(p.edits_logits for p in params):
-        logits = logits.clone(memory_format=torch.contiguous_format)
-        for line, row in zip(logits, rows, strict=True):
-            _ban_and_bias(line, row)
-        _penalize(logits, rows)
+    logits = edited(logits, rows)
     if all(p.greedy for p in params):
         return logits
     if sampling.has_kernels(logits.device):
@@ -85,6 +81,17 @@ def _truncate_sorted(scored: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 
 
 # -- edits by history --------------------------------------------------------------------------
+
+
+def edited(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+    """[R, V] float32 logits, by what their requests forbid, favour and penalize."""
+    if not any(row.request.params.edits_logits for row in rows):
+        return logits
+    logits = logits.clone(memory_format=torch.contiguous_format)
+    for line, row in zip(logits, rows, strict=True):
+        _ban_and_bias(line, row)
+    _penalize(logits, rows)
+    return logits
 
 
 def _ban_and_bias(line: Tensor, row: Row) -> None:

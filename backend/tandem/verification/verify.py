@@ -25,7 +25,7 @@ from tandem.drafting import Draft, Verdict
 from tandem.models.decoder import Passed
 from tandem.request import Request
 from tandem.verification.sampler import Sampler, best_tokens, by_rejection
-from tandem.verification.scores import Row, scores
+from tandem.verification.scores import Row, edited, scores
 
 
 def node_rows(request: Request, tokens: Sequence[int], parents: Sequence[int] | None) -> list[Row]:
@@ -76,7 +76,7 @@ class _Drawn(NamedTuple):
 
     tokens: list[int]
     """[R] its own draw at each, or what replaces the rejected one."""
-    kept: list[bool]
+    kept: Sequence[int]
     """[R] whether the token drafted behind each is kept, where it is judged by p and q."""
     rejecting: list[bool]
     """[B] whose are."""
@@ -92,17 +92,20 @@ def _draw(
     if all(request.params.takes_best for request in requests):
         best = best_tokens(passed.logits) if passed.best is None else passed.best
         return _Drawn(best, [], [False] * len(requests))
-    rows = [
-        row
-        for b, (request, tokens) in enumerate(zip(requests, draft.tokens, strict=True))
-        for row in node_rows(request, tokens, draft.parents[b] if draft.parents else None)
-    ]
-    scored = scores(passed.logits, rows)
     drawn_from_q = draft.drawn or [draft.q is not None] * len(requests)
     rejecting = [
         from_q and by_rejection(request)
         for from_q, request in zip(drawn_from_q, requests, strict=True)
     ]
+    by_blocks = as_blocks and any(rejecting)
+    if sampler.verifies_chains and draft.parents is None and not by_blocks:
+        logits = passed.logits
+        if any(request.params.edits_logits for request in requests):
+            logits = edited(logits, _rows(requests, draft))
+        found = sampler.verify(logits, requests, draft.tokens, draft.q, rejecting)
+        return _Drawn(*found, rejecting)
+    rows = _rows(requests, draft)
+    scored = scores(passed.logits, rows)
     kept: list[bool] = []
     if any(rejecting) and sampler.kernel and not as_blocks:
         return _judged(scored, rows, draft, rejecting, sampler)
@@ -110,6 +113,15 @@ def _draw(
         judge = _judge_blocks if as_blocks else _reject
         scored, kept = judge(scored, draft, rejecting, sampler)
     return _Drawn(sampler.draw_scored(scored, rows), kept, rejecting)
+
+
+def _rows(requests: Sequence[Request], draft: Draft) -> list[Row]:
+    """Of all nodes."""
+    return [
+        row
+        for b, (request, tokens) in enumerate(zip(requests, draft.tokens, strict=True))
+        for row in node_rows(request, tokens, draft.parents[b] if draft.parents else None)
+    ]
 
 
 def _judged(
@@ -141,7 +153,7 @@ def walk_matching(tokens: Sequence[int], parents: Sequence[int], drawn: list[int
     return Verdict(path, [*out, drawn[node]])
 
 
-def walk_kept(tokens: Sequence[int], kept: list[bool], drawn: list[int]) -> Verdict:
+def walk_kept(tokens: Sequence[int], kept: Sequence[int], drawn: list[int]) -> Verdict:
     """Takes a chain up to its first rejected token and puts the redrawn one in its place."""
     count = next((i for i in range(len(tokens)) if not kept[i]), len(tokens))
     return Verdict(list(range(1, count + 1)), [*tokens[:count], drawn[count]])
