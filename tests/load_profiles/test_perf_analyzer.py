@@ -17,7 +17,7 @@ from tools.load_profiles.sweep import Sweep
 from tools.load_profiles.target import Drafting, Target, drafting
 
 pytestmark = pytest.mark.triton
-UP_TO_8 = Drafting("draft_model", 8, False, False, False, {})
+UP_TO_16 = Drafting("draft_model", 16, False, False, False, {})
 TINY = {
     "description": "tiny",
     "inputs": str(FOLDER / "inputs" / "chat.jsonl"),
@@ -58,7 +58,7 @@ def test_a_sweep_and_its_report(triton_server, tmp_path, own):
     assert f"written: {path}" in run.stdout
     text = path.read_text()
     rows = re.findall(
-        r"\| (2 clients|4 requests/s), (plain|up to 8 drafted) \| (\d+) \| (\d+% of \d+)?", text
+        r"\| (2 clients|4 requests/s), (plain|up to 16 drafted) \| (\d+) \| (\d+% of \d+)?", text
     )
     assert len(rows) == 4
     for _, how, speed, accepted in rows:
@@ -68,8 +68,8 @@ def test_a_sweep_and_its_report(triton_server, tmp_path, own):
 
 
 def test_what_is_measured_is_what_was_sent(target, tmp_path):
-    sweep = Sweep(load_profile(write(tmp_path)), target, UP_TO_8, tmp_path / "runs")
-    for length in (0, 8):
+    sweep = Sweep(load_profile(write(tmp_path)), target, UP_TO_16, tmp_path / "runs")
+    for length in (0, 16):
         answers = sweep._measure(Load("request_rate", 4), length, 4, f"draft-{length}")
         assert len(answers) == 4
         assert all(6 <= sum(answer.tokens) <= 12 for answer in answers)
@@ -78,7 +78,7 @@ def test_what_is_measured_is_what_was_sent(target, tmp_path):
 
 def test_the_server_says_how_it_drafts(target):
     parameters = {"speculative_method": "draft_model", "draft_model": "draft"}
-    assert drafting(target) == UP_TO_8._replace(parameters=parameters)
+    assert drafting(target) == UP_TO_16._replace(parameters=parameters)
 
 
 def test_drafts_reach_as_far_as_the_model_of_its_own_is_set(tmp_path):
@@ -97,7 +97,7 @@ def test_drafts_reach_as_far_as_the_model_of_its_own_is_set(tmp_path):
 def test_a_refusal_is_the_servers_own_sentence(target, tmp_path):
     profile = load_profile(write(tmp_path, sampling={"temperature": -1}))
     with pytest.raises(ProfileError, match=r"warm-up failed: .*'temperature' is -1"):
-        Sweep(profile, target, UP_TO_8, tmp_path / "runs").run(Console(quiet=True))
+        Sweep(profile, target, UP_TO_16, tmp_path / "runs").run(Console(quiet=True))
 
 
 def test_a_server_that_runs_is_used(target):
@@ -127,5 +127,5 @@ def test_no_server_elsewhere():
 def test_no_metrics_where_they_should_be(target, tmp_path):
     wrong = target._replace(endpoints=target.endpoints._replace(metrics="127.0.0.1:9"))
     with pytest.raises(ProfileError, match="correct METRICS_PORT"):
-        sweep = Sweep(load_profile(write(tmp_path)), wrong, UP_TO_8, tmp_path / "runs")
+        sweep = Sweep(load_profile(write(tmp_path)), wrong, UP_TO_16, tmp_path / "runs")
         sweep.run(Console(quiet=True))

@@ -62,7 +62,8 @@ def test_a_request_is_counted(urls):
     assert 0 < grown[DRAFTS,] == rounds <= grown[ROUNDS,] < 40
     assert grown[DRAFT_TOKENS,] == grown[DRAFT_POSITIONS,] == drafted > 0  # of a chain
     assert grown[ACCEPTED_TOKENS,] == accepted > 0
-    by_position = [grown[key] for key in sorted(grown) if key[0] == ACCEPTED_PER_POSITION]
+    positions = [key for key in grown if key[0] == ACCEPTED_PER_POSITION]
+    by_position = [grown[key] for key in sorted(positions, key=lambda key: int(key[1][1]))]
     assert sum(by_position) == accepted
     assert by_position == sorted(by_position, reverse=True)
 
