@@ -303,5 +303,6 @@ def test_gains_that_fall_otherwise_or_end_before_are_not_alike():
     far = Option([0.55, 0.45, 0.38, 0.33, 0.28, 0.24, 0.2], True)
     near_too = Option([0.89, 0.85, 0.81], True)
     assert best_lengths(seconds, drafts, [near, near_too]).lengths == [3, 3]
-    plan = best_lengths(seconds, drafts, [near, far])
-    assert plan.lengths[0] > plan.lengths[1]
+    for other in (far, Option([0.85, 0.3, 0.05], True)):
+        plan = best_lengths(seconds, drafts, [near, other])
+        assert plan.lengths[0] > plan.lengths[1]

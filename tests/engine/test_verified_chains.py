@@ -89,6 +89,15 @@ def test_behind_an_end_nothing_is_drawn():
     assert sampling.verify(logits, [chain], None, SEED) == ([49, 49, 0, 0], [0] * 4)
 
 
+def test_behind_a_rejected_token_nothing_is_drawn():
+    logits, q = torch.zeros(4, 50), torch.full((1, 3, 50), 1 / 50)
+    logits[1, 7] = -torch.inf
+    chain = VerifiedChain(RANDOM, (), [], [3, 7, 3], 0)
+    tokens, kept = sampling.verify(logits, [chain], q, SEED)
+    assert kept == [1, 0, 0, 0] and tokens[0] == 3
+    assert tokens[1] != 7 and tokens[2:] == [0, 0]
+
+
 @pytest.mark.parametrize("place", range(4))
 @pytest.mark.parametrize("vocab", [50, 50_000])
 def test_a_chain_ends_where_its_first_token_is_left_whichever_row_is_through_first(place, vocab):
