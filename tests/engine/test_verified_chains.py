@@ -110,6 +110,13 @@ def test_a_chain_ends_where_its_first_token_is_left_whichever_row_is_through_fir
     assert drawn[: place + 1] == [vocab - 1] * (place + 1)
 
 
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_each_token_has_a_row_and_so_has_what_follows(rows):
+    chain = VerifiedChain(GREEDY, (), [], [1], -1)
+    with pytest.raises(ValueError, match="a row for each token"):
+        sampling.verify(torch.zeros(rows, 8), [chain], None, SEED)
+
+
 def test_what_is_no_number_is_an_error():
     for wrong in ({"tokens": ["x"]}, {"keys": [None]}, {"noise": "x"}, {"limits": ("x", 0, 0, 1)}):
         chain = VerifiedChain(KEYED, (), [1], [], -1)._replace(**wrong)

@@ -148,18 +148,20 @@ void tandem_limit(const float* logits, int rows, int vocabulary, const Limits* l
 }
 // Chains (see `ToldVerified`) by logits [rows, vocabulary]: of each row up to where its chain ends the token
 // drawn, and whether the one drafted behind it is kept, where that is judged by q [places, vocabulary].
-Object* tandem_verify(const float* logits, int vocabulary, Object* chains, const float* q, uint64_t seed,
+Object* tandem_verify(const float* logits, int rows, int vocabulary, Object* chains, const float* q, uint64_t seed,
                       int threads) {
   ToldVerified told;
   told.read(chains, vocabulary);
+  if (!PyErr_Occurred() && told.rows() != rows)
+    PyErr_SetString(PyExc_ValueError, "a row for each token of the chains and one behind each is due");
   if (PyErr_Occurred()) return nullptr;
   unlocked([&] {
-    each_row(told.rows(), vocabulary, threads, [&](int row, Draws& draws) {
+    each_row(rows, vocabulary, threads, [&](int row, Draws& draws) {
       const float* own = logits + row * size_t(vocabulary);
       verify_row(told, row, own, vocabulary, q, key_of(seed, row), draws);
     });
   });
-  return pair_of(list_of(told.tokens.data(), told.rows()), list_of(told.kept.data(), told.rows()));
+  return pair_of(list_of(told.tokens.data(), rows), list_of(told.kept.data(), rows));
 }
 // A token of each row, from scores [rows, vocabulary], and q [places, vocabulary] or null; seed: of
 // this launch's random numbers.

@@ -70,7 +70,9 @@ def load_kernels() -> Kernels | None:
     chains = ctypes.PYFUNCTYPE(some, pointer, some, some, some, some, pointer)
     library.tandem_forward = forward(("tandem_forward", library))
     library.tandem_chains = chains(("tandem_chains", library))
-    verify = ctypes.PYFUNCTYPE(some, pointer, number, some, pointer, ctypes.c_uint64, number)
+    verify = ctypes.PYFUNCTYPE(
+        some, pointer, number, number, some, pointer, ctypes.c_uint64, number
+    )
     library.tandem_verify = verify(("tandem_verify", library))
     return library
 

@@ -105,7 +105,7 @@ def verify(
     q = None if q is None else q.contiguous()
     at_q = None if q is None else q.data_ptr()
     threads = torch.get_num_threads()
-    return kernels.tandem_verify(logits.data_ptr(), logits.shape[1], chains, at_q, seed, threads)
+    return kernels.tandem_verify(logits.data_ptr(), *logits.shape, chains, at_q, seed, threads)
 
 
 def judge(scored: Tensor, q: Tensor | None, rows: Sequence[RowPlan], seed: int) -> Judged:
