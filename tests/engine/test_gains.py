@@ -102,3 +102,15 @@ def test_only_rounds_without_a_draft_let_what_is_known_fade():
         after = gains.expected(known.gains[0], COUNT)[0]
         assert (after > before + 0.2) == fades
         assert (after == before) != fades
+
+
+def test_a_place_that_does_badly_by_chance_does_not_make_the_next_ones_worse():
+    """They go on from what was seen right before them, not from the least."""
+    gains, request = Gains(COUNT), {}
+    learn(gains, {}, 900, COUNT, range(1, COUNT + 1))
+    for draft in range(40):
+        gains.learn(request, COUNT, COUNT, [1, 2, 3] if draft % 2 else [2], shared=False)
+    found = gains.expected(request, COUNT)
+    assert found == sorted(found, reverse=True)
+    assert found[1] == found[0]  # chances never rise
+    assert found[2] > 0.88 * found[0]

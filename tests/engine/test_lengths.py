@@ -10,6 +10,7 @@ from tandem.drafting.lengths import (
     ALIKE_GAINS,
     Option,
     Plan,
+    _are_alike,
     best_lengths,
     outlook,
     tokens_share,
@@ -271,7 +272,7 @@ def test_lengths_are_the_same_for_all_where_their_own_promise_next_to_nothing_mo
     alike = lengths(0.07)
     assert len(set(alike.lengths)) == 1 < alike.lengths[0]
     assert alike.joined(Option([1.0] * 8, True)) == alike.lengths[0]
-    assert len(set(lengths(0.2).lengths)) > 1
+    assert len(set(lengths(0.25).lengths)) > 1
     short = lengths(0.07, (8, 8, 8, 1)).lengths
     assert short[3] == 1 and len(set(short[:3])) == 1
     rows = 4 + sum(alike.lengths)
@@ -298,11 +299,8 @@ def test_where_gains_are_alike_no_lengths_of_their_own_yield_much_more(seed):
 
 def test_gains_that_fall_otherwise_or_end_before_are_not_alike():
     """Though their sums are."""
-    seconds, drafts = [0.2 + 0.1 * rows for rows in range(40)], line(0.02)
     near = Option([0.9, 0.85, 0.8], True)
     far = Option([0.55, 0.45, 0.38, 0.33, 0.28, 0.24, 0.2], True)
-    near_too = Option([0.89, 0.85, 0.81], True)
-    assert best_lengths(seconds, drafts, [near, near_too]).lengths == [3, 3]
-    for other in (far, Option([0.85, 0.3, 0.05], True)):
-        plan = best_lengths(seconds, drafts, [near, other])
-        assert plan.lengths[0] > plan.lengths[1]
+    assert _are_alike([near, Option([0.89, 0.85, 0.81], True)])
+    for other in (far, Option([0.85, 0.3, 0.05], True), Option([], True)):
+        assert not _are_alike([near, other]) and not _are_alike([other, near])

@@ -94,7 +94,18 @@ def asks_of(decodes: Sequence[Decode], lengths: Sequence[int]) -> Asks:
     )
 
 
+def shared_out(asked: list[int], most: int) -> list[int]:
+    """What is asked for, but no more than so many together: the longest become shorter, for each
+    level takes its time."""
+    longest = max(asked)
+    while longest and sum(asked) > most:
+        longest -= 1
+        asked = [min(one, longest) for one in asked]
+    return asked
+
+
 NO_ASKS = Asks()
+NO_BRIM = 1 << 30
 
 
 class Agenda(NamedTuple):
@@ -115,6 +126,8 @@ class Agenda(NamedTuple):
     """In this round."""
     asks: Asks = NO_ASKS
     """Of the model, if there is one."""
+    brim: int = NO_BRIM
+    """Rows that the pass is to have at most, where one more would take far longer."""
     by_model: bool = False
     """Whether it is to draft any."""
     further: Further = NO_FURTHER
@@ -138,8 +151,16 @@ class Agenda(NamedTuple):
     """... until this one."""
 
     def holds(self, decodes: Sequence[Decode], now: int) -> bool:
-        """Whether it is for these in the round `now`, as it is."""
-        return decodes == self.decodes and now < self.until
+        """Whether it is for these in the round `now`, as it is: where they have no less room than
+        is asked for, and no more than they had."""
+        if now >= self.until:
+            return False
+        if decodes == self.decodes:
+            return True
+        if not (self.by_model and self.is_for(decodes)):
+            return False
+        rooms = zip(self.asks.lengths, decodes, self.decodes, strict=True)
+        return all(asked <= one.lookahead <= mine.lookahead for asked, one, mine in rooms)
 
     def saves(self, rate: float) -> float:
         """Seconds that it should take less than at this rate, in tokens a second, for as many
@@ -189,9 +210,10 @@ class Agenda(NamedTuple):
     ) -> Agenda | None:
         """The same where some requests have gone, others have come, or they have other room for
         drafts, as they do near their ends; None where nobody is left, far more or fewer than it was
-        made for are there with some that have come, or one that took all the room there was has
-        more. (Where one of few goes, the next mostly comes a round later, and then they are as many
-        as before.) now: this round; join: for one of them that has come."""
+        made for are there with some that have come, there are not rows enough for all of them, or
+        one that took all the room there was has more. (Where one of few goes, the next mostly comes
+        a round later, and then they are as many as before.) now: this round; join: for one of them
+        that has come."""
         mine = {one.request: known for one, known in zip(self.decodes, self.requests, strict=True)}
         came = [one for one in decodes if one.request not in mine]
         others = not alike(self.batch, len(decodes))
@@ -208,6 +230,10 @@ class Agenda(NamedTuple):
                 return None
             requests.append(known)
             asked.append(0 if request.states_lost else min(known.wish, room))
+        most = max(0, self.brim - len(decodes))
+        if sum(asked) > most and len(decodes) > self.batch:
+            return None
+        asked = shared_out(asked, most)
         rest = self._replace(
             decodes=list(decodes),
             requests=requests,

@@ -17,6 +17,7 @@ from tandem.drafting.lengths import (
     best_lengths,
     of_one,
     outlook,
+    tokens_share,
     with_finds,
 )
 from tandem.drafting.reading import NEVER, Reading
@@ -227,20 +228,25 @@ class Chooser:
 
     def worth(self, rate: float, drafted: Sequence[int], load: Load) -> float:
         """Chance of being kept, from which a token that the model drafts pays for its row of the
-        pass and its level of the draft. rate: tokens a second of the step; drafted: tokens of each
-        request that the model should draft, of which one at least. Drafts that end early mostly do
-        so in their second half: what this adds counts, for the first rows may add far more than the
-        next ones."""
+        pass and for what it adds to its level of the draft: a level is left out only if all drafts
+        have ended before. rate: tokens a second of the step; drafted: tokens of each request that
+        the model should draft, of which one at least. Drafts that end early mostly do so in their
+        second half: what this adds counts, for the first rows may add far more than the next
+        ones."""
         lengths = [length for length in drafted if length]
-        batch, rows, levels = load.requests, sum(lengths), max(2, *lengths)
+        batch, rows, levels, count = load.requests, sum(lengths), max(2, *lengths), len(lengths)
         seconds, drafts = (
             self._costs.rounds(load, batch + rows),
-            self._costs.drafts(len(lengths), levels),
+            self._costs.drafts(count, levels),
         )
         half, middle = rows // 2, levels // 2
         a_row = (seconds[batch + rows] - seconds[batch + half]) / (rows - half)
         a_level = (drafts[levels] - drafts[middle]) / (levels - middle)
-        return max(LEAST, rate * (a_row + a_level / len(lengths)))
+        by_tokens, confidence = tokens_share(count), self._methods[-1].proposer.confidence
+        ended = 0.0 if confidence is None else 1 - confidence.drafted
+        alone = ended ** (count - 1)
+        saved = a_level * (by_tokens / count + (1 - by_tokens) * alone)
+        return max(LEAST, rate * (a_row + saved))
 
     def learn(self, now: int) -> None:
         """From what was judged since the last time: seldom, for behind a pass each line is slow.

@@ -92,11 +92,11 @@ class _Record:
         trust = TRUST * self._weight
         tried = reversed(list(accumulate(reversed(self._ends[1:]))))
         found: list[float] = []
-        own = before = 1.0
+        own = least = before = 1.0
         for count, kept, chance in zip(tried, self._kept, usual, strict=False):
-            own = min(own, (kept + trust * own * chance / before) / (count + trust))
-            before = chance
-            found.append(own)
+            own = (kept + trust * own * chance / before) / (count + trust)
+            before, least = chance, min(least, own)
+            found.append(least)
         return found
 
 

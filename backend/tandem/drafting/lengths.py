@@ -12,12 +12,17 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple
 
+from tandem.drafting.times import BLOCKS
+
 NOTHING_TAKEN = 2.0
 # Times the rate of one length for all, that requests' own must promise: the best of many guesses is
-# on average too good.
-OWN_LENGTHS = 1.01
+# on average too good, and deep levels for one of them alone yield less than they promise.
+OWN_LENGTHS = 1.1
 ALIKE_GAINS = 1.15  # times the gains of another's draft: so near, each has the other's length
 ENOUGH_WORSE = 2  # depths behind the best one, that end the search
+JUMP = 0.03  # of a round, that a row adds before which drafts should rather end, and...
+STEEP = 4.0  # ... times what each of the rows before it does, ...
+GENTLE = 8  # ... so many
 LEVEL_TOKENS = 8  # tokens that take a model as long as what is done once a level
 
 
@@ -262,6 +267,17 @@ class _Levels(NamedTuple):
 
     whole: float = 0.0
     a_token: float = 0.0
+
+
+def brim(seconds: Sequence[float], rows: int, most: int) -> int:
+    """The last of some rows, from `rows` to `most`, before one that begins another block, where
+    that takes far longer than the rows before it did. seconds: of rounds by their rows."""
+    for last in BLOCKS:
+        if rows <= last < most:
+            jump, before = seconds[last + 1] - seconds[last], seconds[last] - seconds[last - GENTLE]
+            if jump > max(JUMP * seconds[last], STEEP * before / GENTLE):
+                return last
+    return most
 
 
 def tokens_share(requests: int) -> float:

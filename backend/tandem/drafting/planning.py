@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tandem.drafting import Draft
-from tandem.drafting.agenda import NO_PLANS, Agenda, asks_of, found_parts
+from tandem.drafting.agenda import NO_BRIM, NO_PLANS, Agenda, asks_of, found_parts, shared_out
 from tandem.drafting.between import averaged
 from tandem.drafting.choosing import Chooser, Method
 from tandem.drafting.costs import Load
 from tandem.drafting.drafter import able
 from tandem.drafting.gains import Records
-from tandem.drafting.lengths import Plan
+from tandem.drafting.lengths import GENTLE, Plan, brim
 from tandem.drafting.lookups import Lookups
 from tandem.drafting.reading import Reading
 from tandem.drafting.remembered import IDLE_FOR, PLANNED_FOR, Choice, Known, held, longer
@@ -201,15 +201,25 @@ class Planner:
             probing = self.watch.costs.may_explore and bool(self._able(decodes, requests))
             return agenda._replace(further=further, probing=probing)
         drafted = [min(one, length) for one, length in zip(asked, plan.lengths, strict=True)]
+        last = self._brim(plan, sum(asked) - sum(drafted), load)
+        fewer = shared_out(asked, last - load.requests - sum(plan.lengths) + sum(drafted))
         saves = [one.saves for one, length in zip(choices, asked, strict=True) if length]
         return agenda._replace(
             further=further,
-            asks=asks_of(decodes, asked),
+            asks=asks_of(decodes, fewer),
+            brim=last,
             by_model=True,
             worth=self.chooser.worth(plan.rate, drafted, load),
             promised=plan.rate / self._plain_rate(load),
             saved=sum(saves) / len(self._able(decodes, requests)),
         )
+
+    def _brim(self, plan: Plan, beyond: int, load: Load) -> int:
+        """Most rows of a pass that is planned, where more are asked for beside."""
+        planned = load.requests + sum(plan.lengths)
+        most = planned + max(beyond, GENTLE)
+        last = brim(self.watch.costs.rounds(load, most), planned, most)
+        return NO_BRIM if last == most else last
 
     def _able(self, decodes: Sequence[Decode], requests: Sequence[Known]) -> list[int]:
         """For whom the model may draft."""

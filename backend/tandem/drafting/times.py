@@ -21,8 +21,14 @@ LONG_AGO = 16  # times of other sizes, since one was seen
 OF_ONE_NOT_SEEN = 0.5  # what it counts for then
 COMMON = 0.5  # of what is learnt of a size, for all of them: the machine is slower or faster
 NEAR = 0.25  # of the rest, for half of it and twice as much
-SIZES = (*range(1, 18), *(part << up for up in range(3, 12) for part in (3, 4)))
-PROFILED = (1, 2, 4, 8, 12, 14, 16, 24, 32, 48, 64, 96, 128, 256, 512)
+# (A matrix unit takes rows by blocks of 16: the first row of a block takes longer than all others.
+# Of more rows a block is a smaller part, and what ends together is read together.)
+BLOCKS = (16, 32)
+BEHIND_BLOCKS = tuple(rows + 1 for rows in BLOCKS)
+HALVINGS = (part << up for up in range(3, 12) for part in (3, 4))
+SIZES = tuple(sorted({*range(1, 17), *HALVINGS, *BEHIND_BLOCKS}))
+FEW_ROWS, MANY_ROWS = (1, 2, 4, 8, 12, 14, 24), (48, 64, 96, 128, 256, 512)
+PROFILED = tuple(sorted((*FEW_ROWS, *BLOCKS, *BEHIND_BLOCKS, *MANY_ROWS)))
 BEHIND_TEXTS = 8  # requests, with as many rows or with as many each, are profiled behind texts...
 TEXT = 256  # ... of so many tokens
 REPEATS = 3
