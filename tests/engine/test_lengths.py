@@ -304,3 +304,12 @@ def test_gains_that_fall_otherwise_or_end_before_are_not_alike():
     assert _are_alike([near, Option([0.89, 0.85, 0.81], True)])
     for other in (far, Option([0.85, 0.3, 0.05], True), Option([], True)):
         assert not _are_alike([near, other]) and not _are_alike([other, near])
+
+
+def test_one_length_for_all_that_does_not_pay_is_none_at_all():
+    """Where a draft pays for one of them alone, by less than lengths of their own must promise."""
+    seconds, drafts = [1.0 + 0.05 * rows for rows in range(40)], [0.0, 0.24, 0.48]
+    some = [Option([0.6], True), Option([0.01], True)]
+    plan = best_lengths(seconds, drafts, some, margin=1.02)
+    assert plan.lengths == [1, 0]
+    assert plan.rate > 1.02 * 2 / seconds[2] > 2.61 / (seconds[4] + drafts[1])

@@ -134,7 +134,7 @@ def best_lengths(
     if pays and _are_alike(options):
         return same
     own = _own_lengths(seconds, drafts, options, slack, besides, margin)
-    return same if any(own.lengths) and own.rate < OWN_LENGTHS * same.rate else own
+    return same if pays and any(own.lengths) and own.rate < OWN_LENGTHS * same.rate else own
 
 
 def _are_alike(options: Sequence[Option]) -> bool:
