@@ -47,8 +47,8 @@ Milliseconds of a target pass behind 256 tokens by the rows that it verifies; a 
 reads every weight once, and its bytes a second are compared with those of a loop of vector loads
 over 1 GiB in the same turns, which asks for memory ahead and computes nothing. (Weights that fit
 the cache can be read faster than that.) What a row more costs depends on the machine, and on its
-state: on 200 MB 16 rows took 1.2 to 1.4 times one row's time with the matrix unit (AMX) of a
-virtual Intel Emerald Rapids with two cores, and 1.2 to 1.3 times on a virtual AMD Zen 5 while its
+state: on 200 MB 16 rows took 1.1 to 1.4 times one row's time with the matrix unit (AMX) of
+virtual Intel Xeons with two cores, and 1.2 to 1.3 times on a virtual AMD Zen 5 while its
 two cores are near each other; while they are in different parts of the processor, which read 1.5
 times as much together, 1.8 to 2.0 times. A virtual AMD Zen 4 took 1.5 to 1.8 times while its memory
 was slow, and 3.2 to 3.5 times while it was fast (docs/performance_log.md)."""
