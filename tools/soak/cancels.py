@@ -13,7 +13,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -27,7 +27,7 @@ from tools.soak.runs import Tick, served
 ONE_RUNS = {"max_num_seqs": "1", "log_level": "debug"}  # so that a second request waits
 PROMPT_TOKENS = 1280  # two steps of max_num_batched_tokens; what is left is written for a while
 WAIT_S = 60.0
-TRIES = 5
+TRIES = 5  # where what was to be left has ended before, as on a machine with too much to do
 LOOK_S = 0.001
 LATEST_S = 0.2
 """In which a client leaves, a random moment after its request is where it is to be left. (The
@@ -67,44 +67,41 @@ class Times(NamedTuple):
     """On /metrics. None: it had not shown the request either."""
 
 
-class Line(NamedTuple):
-    """Of the log."""
-
-    moment: float
-    """At which it was there."""
-    text: str
-
-
-class RunnerEndedError(Exception):
-    """The request that was to run meanwhile had all its tokens before the other was measured."""
+class EndedError(Exception):
+    """A request had all its tokens before it was left."""
 
 
 class Log:
-    """Triton's, as it is written."""
+    """Triton's, with the moment at which each line was there."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("rb")
-        self._lines: list[Line] = []
+        self._lines: list[tuple[float, str]] = []
         self._begun = ""
 
-    def wait(self, name: str, said: str) -> Line:
-        """The line that says this (a pattern) of the request."""
-        pattern = re.compile(rf"tandem: {name}-[0-9a-f]{{16}} {said}")
+    def wait(self, name: str, said: str) -> float:
+        """The moment at which it said this (a pattern) of the request. Raises EndedError: it ends
+        by itself."""
+        of_it = rf"tandem: {name}-[0-9a-f]{{16}} "
+        pattern = re.compile(rf"{of_it}(?:({said})|has ended: (?!abort))")
         end, looked = time.monotonic() + WAIT_S, 0
         while time.monotonic() < end:
-            for line in self._lines[looked:]:
-                if pattern.search(line.text):
-                    return line
+            for moment, line in self._lines[looked:]:
+                found = pattern.search(line)
+                if found and found[1] is None:
+                    raise EndedError(line)
+                if found:
+                    return moment
             looked = len(self._lines)
             self._look()
             time.sleep(LOOK_S)
-        known = [line.text for line in self._lines if f"{name}-" in line.text]
+        known = [line for _, line in self._lines if re.search(of_it, line)]
         raise TimeoutError(f"The log does not say: {name} {said}; of it: {known}")
 
     def _look(self) -> None:
         *lines, self._begun = (self._begun + self._file.read().decode(errors="replace")).split("\n")
         moment = time.monotonic()
-        self._lines += [Line(moment, line) for line in lines]
+        self._lines += [(moment, line) for line in lines]
 
 
 class Cancels:
@@ -119,12 +116,10 @@ class Cancels:
 
     def measure(self, way: Way, state: State) -> Times:
         """Leaves a request that is queued, prefilling or decoding."""
-        if state != "queued":
-            return self._leave(way, state)
         for _ in range(TRIES):
-            with suppress(RunnerEndedError), self._running():
+            with suppress(EndedError), self._running() if state == "queued" else nullcontext():
                 return self._leave(way, state)
-        raise RunnerEndedError(f"{TRIES} times what ran ended before one behind it left.")
+        raise EndedError(f"{TRIES} times what was {state}, or ran before it, ended by itself.")
 
     def _leave(self, way: Way, state: State) -> Times:
         name, leaver = self._send(way, PROMPT_TOKENS if state == "prefilling" else 4)
@@ -135,8 +130,8 @@ class Cancels:
         time.sleep(self._chance.random() * LATEST_S)
         left = time.monotonic()
         leaver.leave()
-        noticed = self._log.wait(name, "is cancelled").moment
-        freed = self._log.wait(name, "has ended: abort").moment
+        noticed = self._log.wait(name, "is cancelled")
+        freed = self._log.wait(name, "has ended: abort")
         shown = 1000 * (self._shown(state, False) - left)
         times = Times(1000 * (noticed - left), 1000 * (freed - left), shown)
         return times._replace(shown=None) if state == "prefilling" else times
@@ -169,16 +164,11 @@ class Cancels:
         """Meanwhile one request runs, so that another waits."""
         name, leaver = self._send(WAYS["gRPC stream cancelled"], 4)
         leaver.begin()
-        late: TimeoutError | None = None
         try:
             yield
-        except TimeoutError as error:  # does not wait if the other has ended
-            late = error
-        leaver.leave()
-        if "has ended: abort" not in self._log.wait(name, "has ended").text:
-            raise RunnerEndedError from late
-        if late is not None:
-            raise late
+        finally:  # if it has ended, that is why another one did not wait
+            leaver.leave()
+            self._log.wait(name, "has ended: abort")
 
 
 def cells() -> list[tuple[str, State]]:
