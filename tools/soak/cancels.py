@@ -123,14 +123,16 @@ class Cancels:
 
     def _leave(self, way: Way, state: State) -> Times:
         name, leaver = self._send(way, PROMPT_TOKENS if state == "prefilling" else 4)
-        if state == "decoding":
-            leaver.begin()
-        if state != "prefilling":  # which is over sooner than it is shown
-            self._shown(state, True)
-        time.sleep(self._chance.random() * LATEST_S)
-        left = time.monotonic()
-        leaver.leave()
-        noticed = self._log.wait(name, "is cancelled")
+        try:
+            if state == "decoding":
+                leaver.begin()
+            if state != "prefilling":  # which is over sooner than it is shown
+                self._shown(state, True)
+            time.sleep(self._chance.random() * LATEST_S)
+        finally:  # if it has ended, that is why it was not shown
+            left = time.monotonic()
+            leaver.leave()
+            noticed = self._log.wait(name, "is cancelled")
         freed = self._log.wait(name, "has ended: abort")
         shown = 1000 * (self._shown(state, False) - left)
         times = Times(1000 * (noticed - left), 1000 * (freed - left), shown)
