@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from tandem.cpu import host_code
-from tandem.cpu.host_code import FIRST, FORGOTTEN, KNOWN, LONG, OFTEN, SELDOM, HostCode
+from tandem.cpu.host_code import FIRST, KNOWN, LONG, OFTEN, RECENT, SELDOM, HostCode
 from tandem.request import SamplingParams
 
 
@@ -72,14 +72,29 @@ def test_what_other_engines_with_the_same_kernels_told_is_told_anew(kernels):
 
 def test_what_runs_no_more_is_forgotten(kernels):
     code = HostCode()
-    watch(code, kernels, often, seldom)
-    for _ in range(FORGOTTEN - 1):
+    for _ in range(RECENT // 2):
+        watch(code, kernels, often, seldom)
+    for _ in range(RECENT // 2):
+        assert id(seldom.__code__) in addresses(kernels.told[-1])
         watch(code, kernels, often)
-    assert id(seldom.__code__) in addresses(kernels.told[-1])
-    watch(code, kernels, often)
     watch(code, kernels, often)
     assert id(seldom.__code__) not in addresses(kernels.told[-1])
     assert id(often.__code__) in addresses(kernels.told[-1])
+    for _ in range(RECENT):
+        watch(code, kernels, often)
+    assert id(seldom.__code__) not in code._seen
+
+
+def test_what_runs_seldom_is_not_fetched(kernels):
+    code = HostCode()
+    for turn in range(4 * RECENT):
+        watch(code, kernels, often, *[seldom] * (turn % RECENT == 0))
+        if turn >= RECENT:
+            assert id(seldom.__code__) not in addresses(kernels.told[-1])
+            assert id(often.__code__) in addresses(kernels.told[-1])
+    for turn in range(RECENT):
+        watch(code, kernels, often, *[seldom] * (turn % 2))
+    assert id(seldom.__code__) in addresses(kernels.told[-1])
 
 
 def test_watches_become_seldom(kernels):
@@ -91,7 +106,9 @@ def test_watches_become_seldom(kernels):
     assert ends == [OFTEN] * (KNOWN - 1) + [SELDOM] * 3
 
 
-def test_what_there_is_no_room_for_is_left_out_the_oldest_first(kernels, monkeypatch):
+def test_what_there_is_no_room_for_is_left_out_what_was_seen_longest_ago_first(
+    kernels, monkeypatch
+):
     code = HostCode()
     watch(code, kernels, often)
     enough = sum(size for _, size in kernels.told[0])

@@ -17,8 +17,9 @@ FIRST = 32  # step at which the first watch begins, and...
 LONG = 4  # ... steps that each goes on: watched ones take longer
 OFTEN = 29  # steps behind it to the next, until...
 KNOWN = 8  # ... there were so many, and then...
-SELDOM = 4000  # ... so many
-FORGOTTEN = 16  # watches that did not see a function, behind which it is not fetched
+SELDOM = 1000  # ... so many
+RECENT = 4  # last watches, of which...
+SHARE = 0.5  # ... so many must have seen a function for it to be fetched
 MOST_EVENTS = 100_000  # that a watch sees: whoever steps may do much else in between
 MOST_BYTES = 512 << 10  # that are fetched, or one function more: half of a second cache
 
@@ -35,8 +36,14 @@ class _Seen(NamedTuple):
     """A function's code."""
 
     code: CodeType
-    watch: int
-    """The last one that saw it."""
+    watches: int
+    """A bit for each of the last ones, set if it was seen; the latest is the lowest."""
+
+    @property
+    def often(self) -> tuple[int, int]:
+        """The larger, the more of them have seen it, and the later."""
+        latest_first = f"{self.watches:0{RECENT}b}"[::-1]
+        return self.watches.bit_count(), int(latest_first, 2)
 
     @property
     def stretches(self) -> list[tuple[int, int]]:
@@ -54,6 +61,8 @@ class HostCode:
         """The step at whose beginning `turn` is to be called."""
         self._seen: dict[int, _Seen] = {}
         """By address: codes are compared by all that is in them."""
+        self._seeing: dict[int, CodeType] = {}
+        """In the watch under way."""
         self._watches = 0
         self._watching = False
         self._left = 0
@@ -80,23 +89,32 @@ class HostCode:
 
     def _see(self, frame: FrameType, event: str, _: Any) -> None:
         if event == "call":
-            self._seen[id(frame.f_code)] = _Seen(frame.f_code, self._watches)
+            self._seeing[id(frame.f_code)] = frame.f_code
         self._left -= 1
         if self._left <= 0:  # or it was stopped in another thread
             sys.setprofile(None)
 
     def _tell(self, kernels: Fetching) -> None:
         self._watches += 1
-        oldest = self._watches - FORGOTTEN
-        self._seen = {at: one for at, one in self._seen.items() if one.watch >= oldest}
+        unseen = ((1 << RECENT) - 1) & ~1
+        seen = {
+            at: _Seen(one.code, one.watches << 1 & unseen)
+            for at, one in self._seen.items()
+            if one.watches << 1 & unseen
+        }
+        for at, code in self._seeing.items():
+            seen[at] = _Seen(code, 1 | (seen[at].watches if at in seen else 0))
+        self._seen, self._seeing = seen, {}
         kernels.want(self._stretches())
 
     def _stretches(self) -> list[tuple[int, int]]:
-        """Of as many as there is room for, the last seen first."""
-        newest = sorted(self._seen.values(), key=lambda one: one.watch, reverse=True)
+        """Of those that run often, as many as there is room for: what runs seldom would have its
+        place in the caches, and take its time, at the end of each pass."""
+        enough = min(self._watches, RECENT) * SHARE
+        wanted = [one for one in self._seen.values() if one.watches.bit_count() >= enough]
         stretches: list[tuple[int, int]] = []
         left = MOST_BYTES
-        for one in newest:
+        for one in sorted(wanted, key=lambda one: one.often, reverse=True):
             stretches += one.stretches
             left -= sum([size for _, size in one.stretches])
             if left < 0:
