@@ -52,7 +52,7 @@ class World:
         for _ in range(rounds):
             room = longest if proposer.may_draft else 0
             decodes = [Decode(request, room) for request in requests]
-            draft = proposer.propose(decodes)
+            draft = proposer.propose(decodes, alone=True)
             rows = sum(1 + len(one) for one in draft.tokens)
             self.now += self.pass_s(rows)
             proposer.passed(rows, self.pass_s(rows))

@@ -108,8 +108,8 @@ def test_more_requests_than_rows_were_planned_for_are_planned_anew():
     cramped = agenda._replace(brim=16)
     decodes = [Decode(one, LONGEST) for one in requests]
     join = lambda one: mixture.planner._joined(decodes, one, mixture._rounds)  # noqa: E731
-    assert cramped.carried_on(decodes, mixture._rounds, join) is None
-    assert cramped.carried_on(decodes[:2], mixture._rounds, join).asks.lengths == [7, 7]
+    assert cramped.carried_on(decodes, mixture._rounds, True, join) is None
+    assert cramped.carried_on(decodes[:2], mixture._rounds, True, join).asks.lengths == [7, 7]
 
 
 def test_what_is_planned_holds_while_all_have_room_for_it():

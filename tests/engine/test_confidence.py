@@ -170,6 +170,6 @@ def test_a_token_is_worth_what_the_planned_ones_cost_not_those_that_are_asked_fo
     costs.observe_draft(1, 1, 1e-9, read=0)
     model = Method("model", Guess(world, 0.9, level_s=0.0, sure=True), False)
     mixture = MixtureProposer([model], 2 * LONGEST, costs, clock=world.clock)
-    agenda = mixture.planner.make([Decode(make_request([1, 2]), 2 * LONGEST)], 1, 8)
+    agenda = mixture.planner.make(None, [Decode(make_request([1, 2]), 2 * LONGEST)], 1)
     assert agenda.asks.lengths[0] >= 9 > agenda.plan.lengths[0] > 0
     assert 0 < agenda.worth < 0.2

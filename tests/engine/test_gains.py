@@ -114,3 +114,36 @@ def test_a_place_that_does_badly_by_chance_does_not_make_the_next_ones_worse():
     assert found == sorted(found, reverse=True)
     assert found[1] == found[0]  # chances never rise
     assert found[2] > 0.88 * found[0]
+
+
+def first_chance(gains):
+    return gains.expected({}, COUNT)[0]
+
+
+@pytest.mark.parametrize("hopeless", [60, 2000])
+def test_a_method_that_has_become_good_is_believed_before_long(hopeless):
+    gains, tries = Gains(COUNT), 0
+    learn(gains, {}, hopeless, 2, [])
+    assert first_chance(gains) < 0.1
+    while first_chance(gains) < PRIOR and tries < 10:
+        gains.learn({}, COUNT, 2, [1, 2])
+        tries += 1
+    assert 2 <= tries <= 4
+
+
+@pytest.mark.parametrize(("chance", "most"), [(0.02, 1), (0.2, 2)])
+def test_that_a_method_is_lucky_now_and_then_makes_it_no_better(chance, most):
+    gains, draws, believed = Gains(COUNT), np.random.default_rng(0), 0
+    learn(gains, {}, 500, 1, [])
+    for _ in range(2000):
+        gains.learn({}, COUNT, 1, [1] * bool(draws.random() < chance))
+        believed += first_chance(gains) >= PRIOR - 0.1
+    assert believed <= most * 10  # drafts, until it is known again
+
+
+def test_what_is_believed_to_be_good_is_not_doubted():
+    gains = Gains(COUNT)
+    learn(gains, {}, 600, 1, [1])
+    known = gains._all[Gains.size(COUNT)]
+    learn(gains, {}, 600, 1, [1])
+    assert gains._all[Gains.size(COUNT)] is known

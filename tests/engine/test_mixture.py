@@ -598,11 +598,13 @@ def test_rounds_without_a_draft_say_nothing_against_lookups(monkeypatch, by_mode
     assert bool(faded) == by_model
 
 
-def test_nothing_is_kept_of_requests_that_have_gone():
+@pytest.mark.parametrize(("chance", "drafts"), [(0.5, True), (0.0, False)])
+def test_nothing_is_kept_of_requests_that_have_gone(chance, drafts):
     world = World()
-    mixture = of_a_model(world, Guess(world, 0.5, level_s=0.1))
+    mixture = of_a_model(world, Guess(world, chance, level_s=0.1))
     request = make_request([1, 2])
-    world.run(mixture, 1, LONGEST, 3, [request])
+    world.run(mixture, 1, LONGEST, 300, [request])
+    assert (mixture._agenda.idle is None) == drafts
     gone = weakref.ref(request)
     del request
     mixture.propose([])

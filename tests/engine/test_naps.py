@@ -3,7 +3,7 @@
 import pytest
 
 from tandem.drafting.between import NOBODY
-from tandem.drafting.resting import AWAKE, LONGEST_NAP, NAP, Naps
+from tandem.drafting.resting import AWAKE, LONGEST_IDLE, LONGEST_NAP, NAP, Naps
 from tandem.scheduler import Decode
 from tests.engine.builders import make_request
 from tests.engine.policy_world import LONGEST, Guess, World, of_a_model
@@ -55,22 +55,28 @@ def turn(naps, drafting=False):
     return timed, 1 + asleep
 
 
-def test_the_turn_of_rounds():
+@pytest.mark.parametrize(("drafting", "longest"), [(True, LONGEST_NAP), (False, LONGEST_IDLE)])
+def test_the_turn_of_rounds(drafting, longest):
     naps = Naps()
-    assert turn(naps) == ([True] * AWAKE, NAP)
+    awake(naps, drafting=drafting)
+    assert turn(naps, drafting)[1] == NAP
     again = [False] + [True] * (AWAKE - 1)
-    assert [turn(naps)[1] for _ in range(3)] == [2 * NAP, LONGEST_NAP, LONGEST_NAP]
-    assert turn(naps)[0] == again
+    lengths = [turn(naps, drafting)[1] for _ in range(5)]
+    assert lengths[0] == 2 * NAP
+    assert lengths == sorted(lengths) and lengths[-2:] == [longest, longest]
+    assert turn(naps, drafting)[0] == again
 
 
-def test_naps_that_are_broken_off_become_short_again():
+@pytest.mark.parametrize(("drafting", "behind"), [(True, NAP), (False, 4 * NAP)])
+def test_naps_that_are_broken_off_become_short_again_where_there_are_drafts(drafting, behind):
     naps = Naps()
+    awake(naps, drafting=drafting)
     for _ in range(2):
-        turn(naps)
-    while not naps.due(drafting=False):
-        awake(naps)
-    assert not awake(naps)  # it was long, but something has changed
-    assert turn(naps) == ([True] * (AWAKE - 1), NAP)
+        turn(naps, drafting)
+    while not naps.due(drafting):
+        awake(naps, drafting=drafting)
+    assert not awake(naps, drafting=drafting)  # it was long, but something has changed
+    assert turn(naps, drafting) == ([True] * (AWAKE - 1), behind)
 
 
 def test_there_are_none_until_a_round_shows_something():
@@ -112,7 +118,7 @@ def test_most_rounds_without_drafts_are_not_timed(world, mixture):
     idle(world, mixture, requests)
     mixture.timed = 0
     world.run(mixture, 4, LONGEST, 400, requests)
-    assert 400 * AWAKE / (AWAKE + LONGEST_NAP) <= mixture.timed <= 100
+    assert 400 * AWAKE / (AWAKE + LONGEST_IDLE) <= mixture.timed <= 60
 
 
 def test_a_nap_needs_no_room_for_drafts(world, mixture):
@@ -210,24 +216,40 @@ def test_a_draft_that_was_not_timed_is_no_other_rounds(world):
     assert mixture.costs.drafts(4, 2)[2] == pytest.approx(known)
 
 
-@pytest.mark.parametrize("change", ["one comes", "one goes", "the last is another", "the first is"])
-def test_a_change_ends_a_nap(world, mixture, change):
-    requests = [make_request([1, 2]) for _ in range(3)]
+def asleep(world, mixture, requests):
+    """Has it sleep over a round of these."""
     idle(world, mixture, requests)
     decodes = decodes_of(requests)
-    other = Decode(make_request([1, 2]), LONGEST)
     for _ in range(AWAKE + NAP):
         mixture.propose(decodes)
         if mixture._round is None:
             break
-        mixture.passed(3, world.pass_s(3))
+        mixture.passed(len(requests), world.pass_s(len(requests)))
     assert mixture._round is None
+    return decodes
+
+
+@pytest.mark.parametrize("change", ["one comes", "one goes", "the last is another", "the first is"])
+def test_few_who_come_and_go_do_not_end_a_nap(world, mixture, change):
+    decodes = asleep(world, mixture, [make_request([1, 2]) for _ in range(3)])
+    other = Decode(make_request([1, 2]), LONGEST)
     after = {
         "one comes": [*decodes, other],
-        "one goes": decodes[1:],
+        "one goes": decodes[1:],  # and another one reads his prompt
         "the last is another": [*decodes[:2], other],
         "the first is": [other, *decodes[1:]],
     }[change]
-    draft = mixture.propose(after)
+    for _ in range(2):
+        draft = mixture.propose(after)
+        assert mixture._round is None
+        assert draft.tokens == [[]] * len(after)
+
+
+@pytest.mark.parametrize("change", ["far more", "far fewer"])
+def test_a_change_of_the_load_ends_a_nap(world, mixture, change):
+    decodes = asleep(world, mixture, [make_request([1, 2]) for _ in range(3)])
+    others = decodes_of([make_request([1, 2]) for _ in range(3)])
+    after = {"far more": [*decodes, *others], "far fewer": decodes[1:]}[change]
+    draft = mixture.propose(after, alone=True)
     assert mixture._round is not None
     assert len(draft.tokens) == len(after)

@@ -263,8 +263,6 @@ def test_a_model_drafts_and_verifies_in_one_launch_in_pauses_alone():
         return drafted(decodes, alone)
 
     model.propose = watched
-    propose = mixture.propose
-    mixture.propose = lambda decodes: propose(decodes, alone=True)
     world.run(mixture, 4, LONGEST, 200)
     assert told == {(True, False), (False, True)}
 

@@ -137,30 +137,88 @@ def test_where_requests_come_and_go_plans_are_made_anew_before_long(made, whole,
     assert plans - 2 <= len(made) <= plans + 6
 
 
-@pytest.mark.parametrize(
-    ("chance", "holds"), [(0.8, held(PLANNED_FOR, 8)), (0.1, IDLE_FOR * PLANNED_FOR)]
-)
-def test_who_comes_waits_no_longer_than_for_a_first_plan(made, chance, holds):
-    world = World(row_s=10.0 if chance < 0.5 else 0.01)
-    mixture = of_a_model(world, Guess(world, chance, level_s=0.1))
+def test_who_comes_waits_no_longer_than_for_a_first_plan(made):
+    world = World()
+    mixture = of_a_model(world, Guess(world, 0.8, level_s=0.1))
     requests = [make_request([1, 2]) for _ in range(8)]
     world.run(mixture, 8, LONGEST, 600, requests)
     made.clear()
-    while not made or mixture._agenda is None:  # a plan has just begun, and not to try the model
+    while not made:
         world.run(mixture, 8, LONGEST, 1, requests)
     made.clear()
     newer = [*requests[1:], make_request([1, 2])]
     for _ in range(2):  # the next one is for them too, and holds as long
-        rounds = 0
-        while not made:
-            world.run(mixture, 8, LONGEST, 1, newer)
-            rounds += 1
-        made.clear()
-        assert holds - 1 <= rounds <= holds + 1
+        rounds = rounds_to_a_plan(world, mixture, newer, made)
+        assert rounds - held(PLANNED_FOR, 8) in (0, 1)
+
+
+def rounds_to_a_plan(world, mixture, requests, made):
+    rounds = 0
+    while not made:
+        world.run(mixture, len(requests), LONGEST, 1, requests)
+        rounds += 1
+    made.clear()
+    return rounds
+
+
+def hopeless(made, rounds):
+    """A world, a mixture of a model that is never right, and requests for which nothing is drafted
+    for long: the plan was just made, and the model is not tried any more."""
+    world = World(row_s=10.0)
+    mixture = of_a_model(world, Guess(world, 0.1, level_s=5.0))
+    requests = [make_request([1, 2]) for _ in range(8)]
+    world.run(mixture, 8, LONGEST, rounds, requests)
+    mixture.costs.explored(1e9)
+    made.clear()
+    rounds_to_a_plan(world, mixture, requests, made)
+    return world, mixture, requests
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_who_comes_where_nothing_is_drafted_waits_if_he_should_not_draft_either(made, pays):
+    world, mixture, requests = hopeless(made, rounds=600)
+    until = mixture._agenda.until - mixture._rounds
+    assert until == IDLE_FOR * MOST_PLANNED_FOR
+    joined = mixture.planner._joined
+
+    def should_draft(*one):
+        known, choice = joined(*one)
+        assert choice.plan.lengths == [0]
+        return known, choice._replace(plan=choice.plan._replace(lengths=[1]))
+
+    if pays:
+        mixture.planner._joined = should_draft
+    newer = [*requests[1:], make_request([1, 2])]
+    mixture._naps.due = lambda drafting: False
+    world.run(mixture, 8, LONGEST, 1, newer)
+    waits = rounds_to_a_plan(world, mixture, newer, made)
+    assert waits == (IDLE_FOR * PLANNED_FOR if pays else until - 1)
+
+
+def test_a_plan_of_no_drafts_ends_where_there_is_time_to_try_the_model(made):
+    world, mixture, requests = hopeless(made, rounds=600)
+    mixture.costs.elapse(1e15)
+    asked = mixture.model.proposer.asked
+    waits = rounds_to_a_plan(world, mixture, requests, made)
+    assert IDLE_FOR * PLANNED_FOR <= waits < IDLE_FOR * MOST_PLANNED_FOR
+    assert mixture.model.proposer.asked == asked + 1
+    mixture.costs.explored(1e15)
+    rounds_to_a_plan(world, mixture, requests, made)  # right behind it, with what was learnt
+    waits = rounds_to_a_plan(world, mixture, requests, made)
+    assert waits == IDLE_FOR * MOST_PLANNED_FOR  # as before
+
+
+def test_the_first_plan_with_drafts_holds_as_long_as_any_first_one(made):
+    world, mixture, requests = hopeless(made, rounds=600)
+    world.row_s, mixture.model.proposer.chance, mixture.model.proposer.level_s = 0.01, 0.9, 0.01
+    mixture.costs.elapse(1e15)
+    while not mixture._agenda.by_model:
+        world.run(mixture, 8, LONGEST, 1, requests)
+    assert mixture._agenda.rounds == PLANNED_FOR
 
 
 @pytest.mark.parametrize("place", [0, 3, 7])
-def test_what_is_idle_holds_for_who_comes_wherever_that_is_and_not_where_all_are_new(made, place):
+def test_what_is_idle_holds_for_who_comes_wherever_that_is_and_where_all_are_new(made, place):
     world = World(row_s=10.0)
     mixture = of_a_model(world, Guess(world, 0.1, level_s=5.0))
     # where one that has come in the middle is not noticed yet
@@ -174,10 +232,13 @@ def test_what_is_idle_holds_for_who_comes_wherever_that_is_and_not_where_all_are
     made.clear()
     mixture.propose(decodes_of(newer))
     assert not made
-    assert mixture._agenda.until <= mixture._rounds + IDLE_FOR * PLANNED_FOR
     assert mixture._agenda.is_for(decodes_of(newer))
-    mixture.propose(decodes_of([make_request([1, 2]) for _ in range(8)]))
-    assert made
+    others = decodes_of([make_request([1, 2]) for _ in range(8)])
+    mixture.propose(others)
+    assert not made
+    mixture.propose([])
+    assert mixture.propose(others).tokens == [[]] * 8
+    assert not made
 
 
 def test_what_is_idle_stays_so_for_who_comes(made):
@@ -305,3 +366,33 @@ def test_what_lookups_find_is_joined_to_plans_that_hold(monkeypatch, row_s, foun
     monkeypatch.setattr(Plans, "hold", lambda *_: False)
     assert rate > 0.98 * run()
     assert len(planned) > 1000  # and in each as if there were no lookups
+
+
+@pytest.mark.parametrize("batch", [1, 8, 32])
+def test_a_model_that_has_become_good_is_found_out_within_few_tries(batch):
+    world = World(row_s=0.05)
+    model = Guess(world, 0.0, level_s=0.15)
+    mixture = of_a_model(world, model)
+    requests = [make_request([1, 2]) for _ in range(batch)]
+    world.run(mixture, batch, LONGEST, 2000, requests)
+    tried, model.chance = model.asked, 0.95
+    while not mixture._agenda.by_model:
+        world.run(mixture, batch, LONGEST, 1, requests)
+    assert model.asked - tried <= 10
+
+
+def test_what_planning_a_try_takes_counts_too(monkeypatch):
+    def explored(planning):
+        world = World(row_s=10.0)
+        mixture = of_a_model(world, Guess(world, 0.0, level_s=5.0))
+        plan = mixture.planner.chooser.plan
+
+        def slow(*arguments):
+            world.now += planning
+            return plan(*arguments)
+
+        mixture.planner.chooser.plan = slow
+        world.run(mixture, 2, LONGEST, 4000, [make_request([1, 2]) for _ in range(2)])
+        return mixture.model.proposer.asked - FIRST_PROBES
+
+    assert 0 < explored(30.0) < 0.7 * explored(0.0)

@@ -214,7 +214,7 @@ def test_what_was_planned_for_lookups_does_not_outlive_a_pause():
     planner.lookups.begin(1, decodes)
     planner.found(decodes, 1)
     assert planner.plans != NO_PLANS
-    planner.make(decodes, 2, 8)
+    planner.make(None, decodes, 2)
     assert planner.plans == NO_PLANS
 
 

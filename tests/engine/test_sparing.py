@@ -222,7 +222,7 @@ def test_where_all_have_lost_theirs_states_are_kept_for_what_needs_no_others(rea
     assert service.run(batch=4, rounds=40, length=1000) == (0, 1)
     assert not service.mixture._drafter.held._unsorted
     decodes = [Decode(one, LONGEST) for one in service.running]
-    service.mixture.planner.make(decodes, 100, 1)
+    service.mixture.planner.make(None, decodes, 100)
     for known in map(service.mixture.planner.known, service.running):
         assert all(not choice.option.gains for choice in known.choices.values())
     sparing.spares = False

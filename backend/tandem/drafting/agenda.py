@@ -138,9 +138,13 @@ class Agenda(NamedTuple):
     saved: float = 0.0
     """Share of the time that the model's drafts should save, for those that it may draft for."""
     probing: bool = False
-    """The model, which is not to draft, is tried all the same."""
+    """The model, which is not to draft, is tried all the same, ..."""
+    took: float = 0.0
+    """... for which it took so many seconds to plan."""
     idle: Draft | None = None
     """Where nothing is drafted."""
+    may_try: bool = False
+    """Whether a model, if there is one, could draft for some of them all the same."""
     batch: int = 0
     """Requests when it was made, and..."""
     most: int = 0
@@ -185,35 +189,69 @@ class Agenda(NamedTuple):
             and decodes[0].lookahead <= self.most
         )
 
-    def idle_for(self, decodes: Sequence[Decode], now: int) -> Agenda | None:
-        """For these, none of whom is to draft; None where nobody is left, they are far more or
-        fewer, or one has more room than any had. now: this round. For who has come this holds no
-        longer than one that is made for it."""
-        most = max([one.lookahead for one in decodes])
-        if most > self.most or not alike(self.batch, len(decodes)):
+    def idle_for(
+        self,
+        decodes: Sequence[Decode],
+        now: int,
+        alone: bool,
+        join: Callable[[Decode], tuple[Known, Choice]],
+    ) -> Agenda | None:
+        """For these, none of whom is to draft; None where they are far more or fewer for longer
+        than somebody reads his prompt, one has more room than any had, or all are new and one
+        of them should draft. Where one should who comes to others, this holds no longer than one
+        that is made for him. now, alone, join: as in `carried_on`."""
+        if max([one.lookahead for one in decodes]) > self.most:
+            return None
+        if alone and not alike(self.batch, len(decodes)):
             return None
         if self.is_for(decodes):
             return self
         known = {id(one.request) for one in self.decodes}
-        came = sum([id(one.request) not in known for one in decodes])
-        if came == len(decodes):
+        came = [one for one in decodes if id(one.request) not in known]
+        rest = self._replace(
+            decodes=list(decodes),
+            idle=Draft([[] for _ in decodes]),
+            may_try=self.may_try or bool(came),
+        )
+        until, all_new = now + PLANNED_FOR * IDLE_FOR, len(came) == len(decodes)
+        soon = self.until <= until and not all_new
+        if soon or not any(self._should_draft(one, join) for one in came):
+            return rest
+        if all_new:
             return None
-        rest = self._replace(decodes=list(decodes), idle=Draft([[] for _ in decodes]))
-        until = min(self.until, now + PLANNED_FOR * IDLE_FOR)
-        return rest._replace(rounds=PLANNED_FOR // LONGER, until=until) if came else rest
+        return rest._replace(rounds=PLANNED_FOR // LONGER, until=until)
+
+    def of_nobody(self) -> Agenda | None:
+        """Where all have gone: for who comes next, if nothing is drafted."""
+        if self.idle is None:
+            return None
+        return self._replace(decodes=[], requests=[], parts=[], idle=Draft([]))
+
+    def before_a_try(self, now: int) -> Agenda:
+        """The same, but that what comes next is planned soon, for there is time to try the model.
+        now: this round, which is timed."""
+        return self._replace(
+            until=min(self.until, max(now + 1, self.made + PLANNED_FOR * IDLE_FOR))
+        )
+
+    def _should_draft(self, came: Decode, join: Callable[[Decode], tuple[Known, Choice]]) -> bool:
+        """Where none is expected to, there may be no room for drafts in this round."""
+        _, choice = join(came._replace(lookahead=self.most))
+        return any(choice.plan.lengths)
 
     def carried_on(
         self,
         decodes: Sequence[Decode],
         now: int,
+        alone: bool,
         join: Callable[[Decode], tuple[Known, Choice]],
     ) -> Agenda | None:
         """The same where some requests have gone, others have come, or they have other room for
         drafts, as they do near their ends; None where nobody is left, far more or fewer than it was
         made for are there with some that have come, there are not rows enough for all of them, or
         one that took all the room there was has more. (Where one of few goes, the next mostly comes
-        a round later, and then they are as many as before.) now: this round; join: for one of them
-        that has come."""
+        a round later, and then they are as many as before.) now: this round; alone: nobody reads
+        his prompt in it, to be one of them soon; join: for one of them that has come."""
         mine = {one.request: known for one, known in zip(self.decodes, self.requests, strict=True)}
         came = [one for one in decodes if one.request not in mine]
         others = not alike(self.batch, len(decodes))
@@ -240,7 +278,7 @@ class Agenda(NamedTuple):
             asks=asks_of(decodes, asked),
             by_model=any(asked),
         )
-        if not (came or others):
+        if not (came or (others and alone)):
             return rest
         until = min(self.until, now + held(PLANNED_FOR, self.batch))
         return rest._replace(rounds=PLANNED_FOR // LONGER, until=until)

@@ -95,7 +95,8 @@ class Drafter:
         asks = asks_of(agenda.decodes, asked)
         began = self.watch.clock()
         draft = self._draft(agenda, asks, 0.0, parts, alone, timed=True, read=unread[place])
-        self._charge(len(parts), self._seconds(began, draft) + waived[place])
+        took = agenda.took + self._seconds(began, draft)
+        self._charge(len(parts), took + waived[place])
         return draft
 
     def taps_of(self, plan: StepPlan) -> tuple[int, ...] | None:

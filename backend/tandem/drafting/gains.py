@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from itertools import accumulate
+from math import log
 
 PRIOR = 0.7  # of a token behind kept ones, before anything is known
 TRUST = 24.0  # of a request's drafts, that what its method is known for counts for
@@ -14,6 +15,8 @@ HEAVIEST = 1e6
 LEAST = 1e-9  # of a chance: others are divided by it
 STEADY = 8  # times as many drafts must be known as may come, before a method is judged anew, ...
 MOST_UNSEEN = 32  # ... and no more than so many
+DOUBTED = 0.35  # of a first token, and less: that its method is worth no more is tested, against...
+SURE = log(1000)  # ... PRIOR: so many times as likely this must be
 UNUSED = 0.97  # what they count for after a round without one
 
 
@@ -36,6 +39,9 @@ class _Record:
         """Of the newest draft."""
         self.drafts = 0
         """Learnt from, those that have faded too."""
+        self.doubt = 0.0
+        """Logarithm of how many times as likely it is, that of late first tokens were kept by PRIOR
+        and not as was believed."""
 
     def fade(self, rounds: int) -> None:
         """So many had no draft."""
@@ -158,6 +164,21 @@ class Gains:
         own[size].update(tried, kept, beyond)
         if shared:
             self._record(size).update(tried, kept, beyond)
+            if tried:
+                self._doubt(size, 1 in kept)
+
+    def _doubt(self, size: int, kept: bool) -> None:
+        """Begins anew with a method that has become far better: where it is only tried now and
+        then, it would take very long to outweigh what is known. (By the cumulative sum of
+        likelihood ratios: Page 1954.) kept: a first token was."""
+        believed, record = self._usual.get(size, [PRIOR])[0], self._record(size)
+        if believed > DOUBTED:
+            record.doubt = 0.0
+            return
+        record.doubt += log(PRIOR / believed if kept else (1 - PRIOR) / (1 - believed))
+        record.doubt = max(0.0, record.doubt)
+        if record.doubt > SURE:
+            del self._all[size], self._usual[size], self._renewed[size]
 
     def _record(self, size: int) -> _Record:
         """Of all requests."""

@@ -81,6 +81,8 @@ class MixtureProposer(Proposer):
         self._sure: Sequence[Sequence[float]] = ()
         """... what the model was sure of, as in `Draft`."""
         self._agenda: Agenda | None = None
+        self._drafts = False
+        """Whether there may be drafts in the last round that was not slept over."""
         self._rounds = 0
         self._round: Begun | None = None
 
@@ -88,8 +90,8 @@ class MixtureProposer(Proposer):
 
     def propose(self, decodes: Sequence[Decode], alone: bool = False) -> Draft:
         self._round, self._asked, self._sure = None, (), ()
-        if not decodes:
-            self._agenda = None  # nothing is kept of requests that have gone
+        if not decodes:  # nothing is kept of requests that have gone
+            self._agenda = self._agenda and self._agenda.of_nobody()
             return Draft([])
         now = self._rounds = self._rounds + 1
         if self.lookups.methods:
@@ -97,25 +99,33 @@ class MixtureProposer(Proposer):
         asking, before = self.lookups.asked, self._agenda
         if before is not None and before.idle is not None and self._naps_for(before, decodes):
             return before.idle
-        if asking:
-            agenda = self.planner.found(decodes, now)
-        elif before is not None and before.holds(decodes, now):
-            agenda = before
-        else:
-            agenda = self.planner.planned(before, decodes, now)
-        self._agenda = agenda
+        self._agenda = agenda = self._agenda_for(before, decodes, now, alone)
         resting = agenda.by_model and self._rests.due(now, agenda.promised)
         by_model = agenda.probing or (agenda.by_model and not resting)
         # (a model's draft between lookups' would come behind a round that was not timed)
         by_lookups = asking and self.model is None
         settled = before is not None and (by_lookups or agenda.made == before.made)
-        napping = settled and (by_model or by_lookups) and self._naps.due(by_model)
+        self._drafts, idles = by_model or by_lookups, self._idles_on(agenda)
+        napping = settled and (self._drafts or idles) and self._naps.due(self._drafts)
+        tries = agenda.may_try and self.model is not None and self.costs.may_explore
+        if idles and tries and not napping:
+            self._agenda = agenda.before_a_try(now)
         # what lookups draft for others would have to be verified in the same launch
         alone = alone and not asking
         draft = self._carry_out(agenda, by_model, resting, alone, timed=not napping)
         if by_model or asking:
             self._asked, self._telling = agenda.requests, not (napping and self._telling)
         return draft if napping else self._timed(decodes, draft, by_model)
+
+    def _agenda_for(
+        self, before: Agenda | None, decodes: Sequence[Decode], now: int, alone: bool
+    ) -> Agenda:
+        """Of the round `now`, behind one with that agenda, if any."""
+        if self.lookups.asked:
+            return self.planner.found(decodes, now)
+        if before is not None and before.holds(decodes, now):
+            return before
+        return self.planner.planned(before, decodes, now, alone)
 
     def _timed(self, decodes: Sequence[Decode], draft: Draft, by_model: bool) -> Draft:
         """The draft, in a round by which is learnt what rounds take."""
@@ -147,7 +157,7 @@ class MixtureProposer(Proposer):
     def _model_pays(self) -> bool:
         """Whether its drafts should, for requests as in the last round, if there was one, beside
         what lookups find."""
-        if self._agenda is None:
+        if self._agenda is None or not self._agenda.decodes:
             return True
         decodes = self._agenda.decodes
         requests = [decode.request for decode in decodes]
@@ -163,20 +173,27 @@ class MixtureProposer(Proposer):
         return self._drafter.taps_of(plan)
 
     def _naps_for(self, agenda: Agenda, decodes: Sequence[Decode]) -> bool:
-        """Whether this is one of the rounds without drafts that are as those before. The last one
-        before others are planned is not, or of a draft that is tried behind it nothing would be
-        learnt (`Stopwatch`)."""
-        if self.lookups.asked or self._rounds >= agenda.until - 1:
+        """Whether this is one of the rounds without drafts that are as those before."""
+        return (
+            self._idles_on(agenda) and agenda.idles_on(decodes) and self._naps.due(drafting=False)
+        )
+
+    def _idles_on(self, agenda: Agenda) -> bool:
+        """Whether nothing is drafted in this round, nor in the next one: the last one before others
+        are planned must be timed, or of a draft that is tried behind it nothing would be learnt
+        (`Stopwatch`)."""
+        if agenda.idle is None or self.lookups.asked:
             return False
-        return agenda.idles_on(decodes) and self._naps.due(drafting=False)
+        return self._rounds < agenda.until - 1
 
     def passed(self, rows: int, seconds: float) -> None:
         begun = self._round
         if begun is None:
             self.costs.elapse(seconds)
             return
-        shows = self.watch.ended(begun, rows, seconds)
-        self._naps.timed(begun.by_model, shows)
+        shows, agenda = self.watch.ended(begun, rows, seconds), self._agenda
+        if agenda is None or not agenda.probing:
+            self._naps.timed(self._drafts, shows)
         if shows and not begun.by_model:
             self._rests.shown(self._rounds)
 
@@ -194,7 +211,6 @@ class MixtureProposer(Proposer):
         if by_model:
             assert self._drafter is not None
             if agenda.probing:
-                self._agenda = None  # once
                 guessed = self._drafter.probe(agenda, parts, alone)
             else:
                 guessed = self._drafter.draft(agenda, parts, alone, timed, self._rounds, asking)

@@ -14,7 +14,15 @@ from tandem.drafting.gains import Records
 from tandem.drafting.lengths import GENTLE, Plan, brim
 from tandem.drafting.lookups import Lookups
 from tandem.drafting.reading import Reading
-from tandem.drafting.remembered import IDLE_FOR, PLANNED_FOR, Choice, Known, held, longer
+from tandem.drafting.remembered import (
+    IDLE_FOR,
+    LONGER,
+    PLANNED_FOR,
+    Choice,
+    Known,
+    held,
+    longer,
+)
 from tandem.drafting.stopwatch import Stopwatch
 from tandem.request import Notes, Request
 from tandem.scheduler import Decode
@@ -72,34 +80,43 @@ class Planner:
 
     # -- rounds in which lookups are not asked -------------------------------------------------
 
-    def planned(self, agenda: Agenda | None, decodes: Sequence[Decode], now: int) -> Agenda:
+    def planned(
+        self, agenda: Agenda | None, decodes: Sequence[Decode], now: int, alone: bool
+    ) -> Agenda:
         """Of the round `now`, behind one with this agenda, if any, which does not hold any more, or
-        not for these."""
-        if agenda is None:
-            return self.make(decodes, now, PLANNED_FOR)
-        if now >= agenda.until:
-            rounds = longer(agenda.rounds) if agenda.is_for(decodes) else PLANNED_FOR
-            return self.make(decodes, now, rounds)
+        not for these. alone: as in `Agenda.carried_on`."""
+        if agenda is None or now >= agenda.until:
+            return self.make(agenda, decodes, now)
+
+        def join(one: Decode) -> tuple[Known, Choice]:
+            return self._joined(decodes, one, now)
+
         if agenda.idle is not None:
-            rest = agenda.idle_for(decodes, now)
+            rest = agenda.idle_for(decodes, now, alone, join)
         else:
-            rest = agenda.carried_on(decodes, now, lambda one: self._joined(decodes, one, now))
-        return rest or self.make(decodes, now, PLANNED_FOR)
+            rest = agenda.carried_on(decodes, now, alone, join)
+        return rest or self.make(None, decodes, now)
 
     def _joined(self, decodes: Sequence[Decode], came: Decode, now: int) -> tuple[Known, Choice]:
         """What is known of a request that has come to others, and its method."""
         known = self.known(came.request)
         return known, self.chooser.choose(came, known, load_of(decodes), now)
 
-    def make(self, decodes: Sequence[Decode], now: int, rounds: int) -> Agenda:
-        """One that holds for so many rounds."""
+    def make(self, before: Agenda | None, decodes: Sequence[Decode], now: int) -> Agenda:
+        """One for the round `now` and those to come: more of them, if it goes on as before."""
+        began = self.watch.clock()
         self.watch.learn()
         self.plans = NO_PLANS
         requests, load = [self.known(one.request) for one in decodes], load_of(decodes)
         choices = self._choose(decodes, requests, load, now)
         plan = self.chooser.plan(choices, load)
         agenda = self._agenda(decodes, requests, choices, plan, load, now)
+        same = before is not None and before.by_model == agenda.by_model and before.is_for(decodes)
+        rounds = longer(before.rounds) if before is not None and same else PLANNED_FOR
         lasts = held(rounds, load.requests) if agenda.idle is None else IDLE_FOR * rounds
+        if agenda.probing:
+            rounds, lasts = rounds // LONGER, 1
+            agenda = agenda._replace(took=self.watch.clock() - began)
         most = max([decode.lookahead for decode in decodes])
         return agenda._replace(batch=load.requests, most=most, rounds=rounds, until=now + lasts)
 
@@ -186,7 +203,8 @@ class Planner:
             agenda = self._with_model(agenda, choices, load)
         if agenda.probing or any(plan.lengths):
             return agenda
-        return agenda._replace(idle=Draft([[] for _ in decodes]))
+        may_try = bool(self._able(decodes, requests))
+        return agenda._replace(idle=Draft([[] for _ in decodes]), may_try=may_try)
 
     def _with_model(self, agenda: Agenda, choices: Sequence[Choice], load: Load) -> Agenda:
         """What the model is asked for."""

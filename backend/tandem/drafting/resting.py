@@ -18,7 +18,8 @@ FIRST_PAUSE = 16  # ... for so many at first, ...
 LONGEST_PAUSE = 128  # ... and ever longer
 AWAKE = 1  # round that shows what such rounds take, and then...
 NAP = 6  # ... so many that are not, and, where nothing changes, ...
-LONGEST_NAP = 24  # ... ever more
+LONGEST_NAP = 24  # ... ever more, ...
+LONGEST_IDLE = 96  # ... where nothing is drafted far more
 
 
 class Rests:
@@ -84,7 +85,10 @@ class Naps:
         if not self._asleep:
             return True
         whole = self._asleep == self._length
-        self._length = min(2 * self._length, LONGEST_NAP) if whole else NAP
+        if not self._drafting:
+            self._length = min(self._length * (1 + whole), LONGEST_IDLE)
+        else:
+            self._length = min(2 * self._length, LONGEST_NAP) if whole else NAP
         self._awake = self._asleep = 0
         return False
 
