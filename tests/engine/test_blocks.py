@@ -107,9 +107,14 @@ def test_more_requests_than_rows_were_planned_for_are_planned_anew():
     assert agenda.batch == 3 and agenda.brim == 32
     cramped = agenda._replace(brim=16)
     decodes = [Decode(one, LONGEST) for one in requests]
-    join = lambda one: mixture.planner._joined(decodes, one, mixture._rounds)  # noqa: E731
-    assert cramped.carried_on(decodes, mixture._rounds, True, join) is None
-    assert cramped.carried_on(decodes[:2], mixture._rounds, True, join).asks.lengths == [7, 7]
+    planner, now = mixture.planner, mixture._rounds
+
+    def join(one):
+        known = planner.known(one.request)
+        return known, planner.chooser.choose(one, known, Load(4), now)
+
+    assert cramped.carried_on(decodes, now, True, join) is None
+    assert cramped.carried_on(decodes[:2], now, True, join).asks.lengths == [7, 7]
 
 
 def test_what_is_planned_holds_while_all_have_room_for_it():

@@ -3,6 +3,7 @@
 import pytest
 
 from tandem.drafting.between import NOBODY
+from tandem.drafting.costs import FIRST_PROBES
 from tandem.drafting.resting import AWAKE, LONGEST_IDLE, LONGEST_NAP, NAP, Naps
 from tandem.scheduler import Decode
 from tests.engine.builders import make_request
@@ -124,6 +125,8 @@ def test_most_rounds_without_drafts_are_not_timed(world, mixture):
 def test_a_nap_needs_no_room_for_drafts(world, mixture):
     """Before it ends there is some again."""
     requests = [make_request([1, 2]) for _ in range(4)]
+    for _ in range(FIRST_PROBES + 1):  # the model is not tried
+        mixture.costs.explored(1e9)
     idle(world, mixture, requests)
     while mixture.may_draft:
         world.run(mixture, 4, LONGEST, 1, requests)

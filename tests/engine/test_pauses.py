@@ -370,3 +370,25 @@ def test_it_is_judged_by_what_was_learnt_since_the_pause():
     lookup.chance = 0.95
     world.run(mixture, 1, LONGEST, WINDOW, requests)
     assert world.run(mixture, 1, LONGEST, 40, requests) > 3
+
+
+@pytest.mark.parametrize("between", [True, False])
+def test_one_who_comes_alone_in_a_pause_is_looked_at(between):
+    """Whether or not a round without anybody has read his prompt."""
+    world = World()
+    lookup = Method("lookup", Dear(world, 0.0), True)
+    model = Method("model", Guess(world, 0.0, level_s=0.5), False)
+    mixture = MixtureProposer([lookup, model], LONGEST, world.costs(), clock=world.clock)
+    old = [make_request([1, 2])]
+    for _ in range(2000):
+        world.run(mixture, 1, LONGEST, 1, old)
+        if not (mixture.lookups.asked or mixture.may_draft):
+            break
+    assert not (mixture.lookups.asked or mixture.may_draft)
+    if between:
+        mixture.propose([])
+        assert mixture.may_draft
+    room = LONGEST if mixture.may_draft else 0
+    mixture.propose([Decode(make_request([1, 2]), room)], alone=True)
+    assert mixture.lookups.asked == between
+    world.run(mixture, 1, LONGEST, 1, old)

@@ -145,6 +145,9 @@ class Agenda(NamedTuple):
     """Where nothing is drafted."""
     may_try: bool = False
     """Whether a model, if there is one, could draft for some of them all the same."""
+    passing: bool = False
+    """Whether they are far more or fewer than it was made for, but somebody reads his prompt: it is
+    looked at again in the next round."""
     batch: int = 0
     """Requests when it was made, and..."""
     most: int = 0
@@ -157,7 +160,7 @@ class Agenda(NamedTuple):
     def holds(self, decodes: Sequence[Decode], now: int) -> bool:
         """Whether it is for these in the round `now`, as it is: where they have no less room than
         is asked for, and no more than they had."""
-        if now >= self.until:
+        if now >= self.until or self.passing:
             return False
         if decodes == self.decodes:
             return True
@@ -177,12 +180,20 @@ class Agenda(NamedTuple):
         """Whether these are the same requests."""
         return [one.request for one in self.decodes] == [one.request for one in decodes]
 
+    def goes_on(self, decodes: Sequence[Decode], by_model: bool) -> bool:
+        """Whether the next one, in which the model is to draft or not, is as this: what is idle
+        holds for who comes, too."""
+        if self.by_model or by_model:
+            return self.by_model and by_model and self.is_for(decodes)
+        return alike(self.batch, len(decodes))
+
     def idles_on(self, decodes: Sequence[Decode]) -> bool:
         """Whether nothing is drafted for these either: who comes is the last, who goes leaves
         fewer, and where there is room again the first has some."""
         mine = self.decodes
         return (
             self.idle is not None
+            and not self.passing
             and len(decodes) == len(mine)
             and decodes[-1].request is mine[-1].request
             and decodes[0].request is mine[0].request
@@ -198,28 +209,34 @@ class Agenda(NamedTuple):
     ) -> Agenda | None:
         """For these, none of whom is to draft; None where they are far more or fewer for longer
         than somebody reads his prompt, one has more room than any had, or all are new and one
-        of them should draft. Where one should who comes to others, this holds no longer than one
-        that is made for him. now, alone, join: as in `carried_on`."""
-        if max([one.lookahead for one in decodes]) > self.most:
+        of them should draft: but where there is no room in this round, it goes on in it. Where one
+        should draft who comes to others, this holds no longer than one that is made for him. now,
+        alone, join: as in `carried_on`."""
+        room, others = max([one.lookahead for one in decodes]), not alike(self.batch, len(decodes))
+        if room > self.most:
             return None
-        if alone and not alike(self.batch, len(decodes)):
-            return None
-        if self.is_for(decodes):
-            return self
+        if self.is_for(decodes) and not others:
+            return self._replace(passing=False) if self.passing else self
         known = {id(one.request) for one in self.decodes}
         came = [one for one in decodes if id(one.request) not in known]
+        all_new = len(came) == len(decodes)
+        until = now + PLANNED_FOR * IDLE_FOR
+        pays = (all_new or self.until > until) and any(
+            self._should_draft(one, join) for one in came
+        )
         rest = self._replace(
             decodes=list(decodes),
             idle=Draft([[] for _ in decodes]),
-            may_try=self.may_try or bool(came),
+            may_try=self.may_try or any(not one.request.states_lost for one in came),
+            passing=others,
         )
-        until, all_new = now + PLANNED_FOR * IDLE_FOR, len(came) == len(decodes)
-        soon = self.until <= until and not all_new
-        if soon or not any(self._should_draft(one, join) for one in came):
-            return rest
-        if all_new:
-            return None
-        return rest._replace(rounds=PLANNED_FOR // LONGER, until=until)
+        if (others and alone) or (all_new and pays):
+            return None if room else rest._until(now + 1)  # then there is some
+        return rest._until(until) if pays else rest
+
+    def _until(self, until: int) -> Agenda:
+        """The same up to this round, when the first of other plans is made."""
+        return self._replace(until=until, rounds=PLANNED_FOR // LONGER)
 
     def of_nobody(self) -> Agenda | None:
         """Where all have gone: for who comes next, if nothing is drafted."""
@@ -227,12 +244,9 @@ class Agenda(NamedTuple):
             return None
         return self._replace(decodes=[], requests=[], parts=[], idle=Draft([]))
 
-    def before_a_try(self, now: int) -> Agenda:
-        """The same, but that what comes next is planned soon, for there is time to try the model.
-        now: this round, which is timed."""
-        return self._replace(
-            until=min(self.until, max(now + 1, self.made + PLANNED_FOR * IDLE_FOR))
-        )
+    def tried(self) -> Agenda:
+        """Behind the round in which the model was."""
+        return self._replace(probing=False, idle=Draft([[] for _ in self.decodes]), may_try=True)
 
     def _should_draft(self, came: Decode, join: Callable[[Decode], tuple[Known, Choice]]) -> bool:
         """Where none is expected to, there may be no room for drafts in this round."""
@@ -277,11 +291,11 @@ class Agenda(NamedTuple):
             requests=requests,
             asks=asks_of(decodes, asked),
             by_model=any(asked),
+            passing=others and not alone,
         )
         if not (came or (others and alone)):
             return rest
-        until = min(self.until, now + held(PLANNED_FOR, self.batch))
-        return rest._replace(rounds=PLANNED_FOR // LONGER, until=until)
+        return rest._until(min(self.until, now + held(PLANNED_FOR, self.batch)))
 
 
 def found_parts(

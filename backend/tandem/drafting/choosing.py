@@ -291,3 +291,5 @@ class Chooser:
                     confidence.learn(known.noise, sure, drafted, len(path))
                     confidence.ended(asked, drafted, len(path), whole)
             self._gains[-1].learn(known.gains[-1], longest, drafted, path, beyond, shared)
+            if one.tried and drafted:
+                self._gains[-1].doubt(longest, 1 in path)

@@ -164,13 +164,13 @@ class Gains:
         own[size].update(tried, kept, beyond)
         if shared:
             self._record(size).update(tried, kept, beyond)
-            if tried:
-                self._doubt(size, 1 in kept)
 
-    def _doubt(self, size: int, kept: bool) -> None:
+    def doubt(self, count: int, kept: bool) -> None:
         """Begins anew with a method that has become far better: where it is only tried now and
         then, it would take very long to outweigh what is known. (By the cumulative sum of
-        likelihood ratios: Page 1954.) kept: a first token was."""
+        likelihood ratios: Page 1954.) count: as in `learn`, which has learnt from the same draft;
+        kept: its first token was."""
+        size = self.size(count)
         believed, record = self._usual.get(size, [PRIOR])[0], self._record(size)
         if believed > DOUBTED:
             record.doubt = 0.0

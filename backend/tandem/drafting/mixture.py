@@ -28,7 +28,7 @@ from tandem.drafting.drafter import Drafter
 from tandem.drafting.lookups import Lookups
 from tandem.drafting.parts import NOTHING, Part, joined
 from tandem.drafting.planning import Planner, load_of
-from tandem.drafting.remembered import Judged, Known
+from tandem.drafting.remembered import PLANNED_FOR, Judged, Known, alike
 from tandem.drafting.resting import Naps, Rests
 from tandem.drafting.sparing import KEEPING, Sparing
 from tandem.drafting.stopwatch import Begun, Stopwatch
@@ -78,11 +78,13 @@ class MixtureProposer(Proposer):
         """For whom a method was asked for a draft in the round under way, and..."""
         self._telling = True
         """... whether it is learnt from, as is every second one of those that nap, and..."""
+        self._tried = False
+        """... whether the model was tried, and..."""
         self._sure: Sequence[Sequence[float]] = ()
         """... what the model was sure of, as in `Draft`."""
         self._agenda: Agenda | None = None
-        self._drafts = False
-        """Whether there may be drafts in the last round that was not slept over."""
+        self._drafts: bool | None = None
+        """Whether there may be drafts in the round under way; None: the model is tried."""
         self._rounds = 0
         self._round: Begun | None = None
 
@@ -90,8 +92,8 @@ class MixtureProposer(Proposer):
 
     def propose(self, decodes: Sequence[Decode], alone: bool = False) -> Draft:
         self._round, self._asked, self._sure = None, (), ()
-        if not decodes:  # nothing is kept of requests that have gone
-            self._agenda = self._agenda and self._agenda.of_nobody()
+        if not decodes:
+            self._leave()
             return Draft([])
         now = self._rounds = self._rounds + 1
         if self.lookups.methods:
@@ -105,16 +107,17 @@ class MixtureProposer(Proposer):
         # (a model's draft between lookups' would come behind a round that was not timed)
         by_lookups = asking and self.model is None
         settled = before is not None and (by_lookups or agenda.made == before.made)
-        self._drafts, idles = by_model or by_lookups, self._idles_on(agenda)
-        napping = settled and (self._drafts or idles) and self._naps.due(self._drafts)
-        tries = agenda.may_try and self.model is not None and self.costs.may_explore
-        if idles and tries and not napping:
-            self._agenda = agenda.before_a_try(now)
+        drafts, idles = by_model or by_lookups, self._idles_on(agenda)
+        if idles and self._tries_soon(agenda):
+            self._agenda, idles = agenda._replace(until=now + 1), False
+        napping = settled and (drafts or idles) and self._naps.due(drafts)
+        self._drafts = None if agenda.probing else drafts
         # what lookups draft for others would have to be verified in the same launch
         alone = alone and not asking
         draft = self._carry_out(agenda, by_model, resting, alone, timed=not napping)
         if by_model or asking:
             self._asked, self._telling = agenda.requests, not (napping and self._telling)
+            self._tried = agenda.probing
         return draft if napping else self._timed(decodes, draft, by_model)
 
     def _agenda_for(
@@ -125,15 +128,25 @@ class MixtureProposer(Proposer):
             return self.planner.found(decodes, now)
         if before is not None and before.holds(decodes, now):
             return before
-        return self.planner.planned(before, decodes, now, alone)
+        agenda = self.planner.planned(before, decodes, now, alone)
+        if before is None or not alike(before.batch, agenda.batch):
+            self._naps.begin_anew()
+        return agenda
+
+    def _leave(self) -> None:
+        """Nobody decodes: nothing is kept of requests that have gone. (What nobody has looked up is
+        looked at where one comes alone.)"""
+        agenda, self._agenda = self._agenda, None
+        if agenda is not None and not self.lookups.methods:
+            self._agenda = agenda.of_nobody()
 
     def _timed(self, decodes: Sequence[Decode], draft: Draft, by_model: bool) -> Draft:
         """The draft, in a round by which is learnt what rounds take."""
         rows = len(decodes) + sum([len(tokens) for tokens in draft.tokens])
         follows, first, agenda = self._naps.woke(), decodes[0].request.id, self._agenda
         if agenda is not None and agenda.idle is not None and agenda.made == self._rounds:
-            # a plan that holds so long is not what such rounds take
-            follows = follows and self.lookups.asked
+            # a plan that holds so long is not what such rounds take, but for a try
+            follows = follows and (by_model or self.lookups.asked)
         took = self.lookups.took
         self._round = Begun(load_of(decodes), first, by_model, rows, follows, took)
         return draft
@@ -186,13 +199,19 @@ class MixtureProposer(Proposer):
             return False
         return self._rounds < agenda.until - 1
 
+    def _tries_soon(self, agenda: Agenda) -> bool:
+        """Whether the model is to be tried in the next round, which ends what is planned."""
+        if self.model is None or not (agenda.may_try and self.costs.may_explore):
+            return False
+        return self._rounds + 1 >= agenda.made + PLANNED_FOR
+
     def passed(self, rows: int, seconds: float) -> None:
         begun = self._round
         if begun is None:
             self.costs.elapse(seconds)
             return
-        shows, agenda = self.watch.ended(begun, rows, seconds), self._agenda
-        if agenda is None or not agenda.probing:
+        shows = self.watch.ended(begun, rows, seconds)
+        if self._drafts is not None:
             self._naps.timed(self._drafts, shows)
         if shows and not begun.by_model:
             self._rests.shown(self._rounds)
@@ -211,6 +230,7 @@ class MixtureProposer(Proposer):
         if by_model:
             assert self._drafter is not None
             if agenda.probing:
+                self._agenda = None if asking else agenda.tried()
                 guessed = self._drafter.probe(agenda, parts, alone)
             else:
                 guessed = self._drafter.draft(agenda, parts, alone, timed, self._rounds, asking)
@@ -238,7 +258,15 @@ class MixtureProposer(Proposer):
             taken = [known.taken for known in requests]
         asked = self._drafter.asked if self._drafter and self._sure else ()
         one = Judged(
-            self._rounds, requests, found, taken, draft.tokens, verdicts, asked, self._sure
+            self._rounds,
+            requests,
+            found,
+            taken,
+            draft.tokens,
+            verdicts,
+            asked,
+            self._sure,
+            self._tried,
         )
         self.planner.chooser.judged(one)
 

@@ -16,7 +16,6 @@ from tandem.drafting.lookups import Lookups
 from tandem.drafting.reading import Reading
 from tandem.drafting.remembered import (
     IDLE_FOR,
-    LONGER,
     PLANNED_FOR,
     Choice,
     Known,
@@ -88,19 +87,17 @@ class Planner:
         if agenda is None or now >= agenda.until:
             return self.make(agenda, decodes, now)
 
+        load = load_of(decodes)
+
         def join(one: Decode) -> tuple[Known, Choice]:
-            return self._joined(decodes, one, now)
+            known = self.known(one.request)
+            return known, self.chooser.choose(one, known, load, now)
 
         if agenda.idle is not None:
             rest = agenda.idle_for(decodes, now, alone, join)
         else:
             rest = agenda.carried_on(decodes, now, alone, join)
         return rest or self.make(None, decodes, now)
-
-    def _joined(self, decodes: Sequence[Decode], came: Decode, now: int) -> tuple[Known, Choice]:
-        """What is known of a request that has come to others, and its method."""
-        known = self.known(came.request)
-        return known, self.chooser.choose(came, known, load_of(decodes), now)
 
     def make(self, before: Agenda | None, decodes: Sequence[Decode], now: int) -> Agenda:
         """One for the round `now` and those to come: more of them, if it goes on as before."""
@@ -111,12 +108,14 @@ class Planner:
         choices = self._choose(decodes, requests, load, now)
         plan = self.chooser.plan(choices, load)
         agenda = self._agenda(decodes, requests, choices, plan, load, now)
-        same = before is not None and before.by_model == agenda.by_model and before.is_for(decodes)
-        rounds = longer(before.rounds) if before is not None and same else PLANNED_FOR
+        goes_on = before is not None and before.goes_on(decodes, agenda.by_model)
+        rounds = longer(before.rounds) if before is not None and goes_on else PLANNED_FOR
         lasts = held(rounds, load.requests) if agenda.idle is None else IDLE_FOR * rounds
         if agenda.probing:
-            rounds, lasts = rounds // LONGER, 1
+            lasts = IDLE_FOR * PLANNED_FOR  # then with what was learnt
             agenda = agenda._replace(took=self.watch.clock() - began)
+        if agenda.idle is not None:
+            agenda = agenda._replace(may_try=bool(self._able(decodes, requests)))
         most = max([decode.lookahead for decode in decodes])
         return agenda._replace(batch=load.requests, most=most, rounds=rounds, until=now + lasts)
 
@@ -203,8 +202,7 @@ class Planner:
             agenda = self._with_model(agenda, choices, load)
         if agenda.probing or any(plan.lengths):
             return agenda
-        may_try = bool(self._able(decodes, requests))
-        return agenda._replace(idle=Draft([[] for _ in decodes]), may_try=may_try)
+        return agenda._replace(idle=Draft([[] for _ in decodes]))
 
     def _with_model(self, agenda: Agenda, choices: Sequence[Choice], load: Load) -> Agenda:
         """What the model is asked for."""

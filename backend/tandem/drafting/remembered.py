@@ -130,6 +130,8 @@ class Judged(NamedTuple):
     """Tokens that the model was asked for, and..."""
     sure: Sequence[Sequence[float]]
     """... what it was sure of, as in `Draft`; nothing where it does not look at that."""
+    tried: bool = False
+    """The model was tried, which drafts seldom."""
 
     def drew(self, place: int, method: int) -> bool:
         """Whether this method drafted for one of them, or looked and was not sure enough."""

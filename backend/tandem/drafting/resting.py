@@ -19,7 +19,7 @@ LONGEST_PAUSE = 128  # ... and ever longer
 AWAKE = 1  # round that shows what such rounds take, and then...
 NAP = 6  # ... so many that are not, and, where nothing changes, ...
 LONGEST_NAP = 24  # ... ever more, ...
-LONGEST_IDLE = 96  # ... where nothing is drafted far more
+LONGEST_IDLE = 96  # ... where nothing is drafted far more, whoever of few comes or goes
 
 
 class Rests:
@@ -67,10 +67,11 @@ class Naps:
         self._length = NAP
         """... so many."""
         self._drafting = False
-        """Whether the model drafted in those that were timed."""
+        """Whether something may have been drafted in those that were timed."""
 
     def ahead(self, drafting: bool) -> bool:
-        """Whether the next such round is one of these. drafting: by the model."""
+        """Whether the next such round is one of these. drafting: something may be drafted in it,
+        and not only tried."""
         rested = self._awake >= AWAKE and self._drafting == drafting
         return rested and self._asleep < self._length
 
@@ -91,6 +92,10 @@ class Naps:
             self._length = min(2 * self._length, LONGEST_NAP) if whole else NAP
         self._awake = self._asleep = 0
         return False
+
+    def begin_anew(self) -> None:
+        """What rounds take is not known so well any more."""
+        self._length = NAP
 
     def timed(self, drafting: bool, shows: bool) -> None:
         """The round has ended. shows: what such rounds take: not, where requests come and go."""
