@@ -266,3 +266,16 @@ def test_every_second_round_that_naps_is_learnt_from():
     world.run(mixture, 1, LONGEST, 400, [make_request([1, 2])])
     assert 200 <= len(judged) < 300
     assert max(b - a for a, b in pairwise(judged)) <= 2 + 8  # a rest
+
+
+@pytest.mark.parametrize("tried", [False, True])
+def test_what_drafts_in_each_round_is_not_doubted(chooser, tried):
+    requests = known_ones(1)
+    for now in range(200):
+        chooser.judged(judged(now, requests, [0]))
+        chooser.learn(now)
+    assert first_chance(chooser, {}) < 0.1
+    chooser.judged(judged(200, requests, [1])._replace(tried=tried))
+    chooser.learn(200)
+    (record,) = chooser._gains[0]._all.values()
+    assert (record.doubt > 0) == tried

@@ -256,3 +256,12 @@ def test_a_change_of_the_load_ends_a_nap(world, mixture, change):
     draft = mixture.propose(after, alone=True)
     assert mixture._round is not None
     assert len(draft.tokens) == len(after)
+
+
+def test_naps_begin_anew_with_plans_for_another_load(world, mixture):
+    requests = [make_request([1, 2]) for _ in range(8)]
+    world.run(mixture, 2, LONGEST, 1500, requests[:2])
+    assert mixture._naps._length == LONGEST_IDLE
+    for _ in range(2):  # there may be no room in the first one
+        world.run(mixture, 8, LONGEST, 1, requests)
+    assert mixture._naps._length == NAP
