@@ -3,7 +3,8 @@ to several of them."""
 
 import pytest
 
-from tandem.drafting.agenda import NO_BRIM, shared_out
+from tandem.drafting.agenda import Turn
+from tandem.drafting.asking import NO_BRIM, shared_out
 from tandem.drafting.choosing import Chooser, Method
 from tandem.drafting.costs import Load, RoundCosts
 from tandem.drafting.lengths import JUMP, brim
@@ -113,8 +114,8 @@ def test_more_requests_than_rows_were_planned_for_are_planned_anew():
         known = planner.known(one.request)
         return known, planner.chooser.choose(one, known, Load(4), now)
 
-    assert cramped.carried_on(decodes, now, True, join) is None
-    assert cramped.carried_on(decodes[:2], now, True, join).asks.lengths == [7, 7]
+    assert cramped.carried_on(Turn(decodes, now, True, join)) is None
+    assert cramped.carried_on(Turn(decodes[:2], now, True, join)).asks.lengths == [7, 7]
 
 
 def test_what_is_planned_holds_while_all_have_room_for_it():

@@ -153,6 +153,8 @@ def test_what_is_believed_to_be_good_enough_is_not_doubted():
         learn(gains, {}, 1, 1, [1] * (turn % 2))
     known = gains._all[Gains.size(COUNT)]
     assert 0.45 < first_chance(gains) < 0.55
+    known.doubt = 6.0  # when it was believed to be worse
     for _ in range(60):
         tried(gains, 1, [1])
     assert gains._all[Gains.size(COUNT)] is known
+    assert known.doubt == 0

@@ -427,26 +427,47 @@ def test_what_changes_where_there_is_no_room_is_planned_for_as_soon_as_there_is_
     assert mixture._agenda.rounds == PLANNED_FOR
 
 
-@pytest.mark.parametrize("chance", [0.8, 0.1])
-def test_few_that_are_left_while_somebody_reads_are_planned_for_if_he_does_not_come(made, chance):
-    world = World(row_s=10.0 if chance < 0.5 else 0.01)
-    mixture = of_a_model(world, Guess(world, chance, level_s=0.1))
+@pytest.fixture(params=[0.8, 0.1], ids=["drafts", "idle"])
+def planned(request, made):
+    """A world, a mixture that drafts or does not, and eight requests for which that was just
+    planned."""
+    world = World(row_s=10.0 if request.param < 0.5 else 0.01)
+    mixture = of_a_model(world, Guess(world, request.param, level_s=0.1))
     requests = [make_request([1, 2]) for _ in range(8)]
     world.run(mixture, 8, LONGEST, 600, requests)
     mixture.costs.explored(1e9)
     made.clear()
     rounds_to_a_plan(world, mixture, requests, made)
+    return world, mixture, requests
+
+
+def test_few_that_are_left_while_somebody_reads_are_planned_for_if_he_does_not_come(planned, made):
+    world, mixture, requests = planned
+    drafts = mixture._agenda.by_model
+    while mixture.may_draft and not drafts:  # it is sleeping, then
+        world.run(mixture, 8, LONGEST, 1, requests)
     for _ in range(2):
         draft = mixture.propose(decodes_of(requests[:2]), alone=False)
         assert len(draft.tokens) == 2 and not made
-    mixture.propose(decodes_of(requests), alone=True)  # who read was one of them
-    assert not made
+    rounds = rounds_to_a_plan(world, mixture, requests[:2], made)
+    assert rounds <= (held(PLANNED_FOR, 8) + 1 if drafts else 2)
+
+
+def test_what_is_planned_holds_for_many_of_whom_few_were_left_while_others_read(planned, made):
+    _, mixture, requests = planned
     mixture.propose(decodes_of(requests[:2]), alone=False)
-    rounds = 0
-    while not made:
-        world.run(mixture, 2, LONGEST, 1, requests[:2])
-        rounds += 1
-    assert rounds <= held(PLANNED_FOR, 8) + 1
+    draft = mixture.propose(decodes_of(requests), alone=True)
+    assert len(draft.tokens) == 8 and not made
+    assert not mixture._agenda.passing
+
+
+def test_a_plan_of_no_drafts_lasts_as_long_where_somebody_comes_just_then(made):
+    world, mixture, requests = hopeless(made, rounds=600)
+    while mixture._rounds + 1 < mixture._agenda.until:
+        world.run(mixture, 8, LONGEST, 1, requests)
+    world.run(mixture, 8, LONGEST, 1, [*requests[1:], make_request([1, 2])])
+    assert made == [8]
+    assert mixture._agenda.rounds == MOST_PLANNED_FOR
 
 
 @pytest.mark.parametrize("lost", [True, False])
@@ -460,5 +481,6 @@ def test_a_plan_does_not_end_for_a_try_of_what_cannot_draft_for_anybody(made, lo
     other.states_lost = lost
     mixture.costs.elapse(1e15)
     world.run(mixture, 8, LONGEST, 1, [*requests[1:], other])
+    assert (mixture._round is None) == lost  # what a try takes is known behind a timed round alone
     waits = rounds_to_a_plan(world, mixture, [*requests[1:], other], made)
     assert (waits > IDLE_FOR * PLANNED_FOR + 32) == lost

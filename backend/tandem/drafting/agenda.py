@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import ceil
 from typing import NamedTuple
 
 from tandem.drafting import Draft
+from tandem.drafting.asking import NO_ASKS, NO_BRIM, NO_FURTHER, Asks, Further, asks_of, shared_out
 from tandem.drafting.lengths import Plan
 from tandem.drafting.parts import NOTHING, Part
 from tandem.drafting.remembered import (
@@ -57,55 +57,16 @@ class Plans(NamedTuple):
 NO_PLANS = Plans(0, "", 0, 0, {})
 
 
-class Further(NamedTuple):
-    """How much further than planned a draft may go, where it ends by itself before tokens that do
-    not pay."""
+class Turn(NamedTuple):
+    """A round for whose requests what was planned may not hold."""
 
-    times: float
-    longest: int
-    """Most tokens of a draft."""
-
-    def want(self, decode: Decode, known: Known, choice: Choice, length: int) -> None:
-        """Notes what is wanted for a request: of a draft for which so many tokens are planned."""
-        known.room, known.wish = decode.lookahead, 0
-        if choice.option.by_model:
-            known.wish = min(ceil(self.times * length), self.longest)
-
-
-NO_FURTHER = Further(1.0, 0)
-
-
-class Asks(NamedTuple):
-    """What a model is asked for, for as long as what is planned holds."""
-
-    lengths: Sequence[int] = ()
-    """Tokens for each request, at most."""
-    places: Sequence[int] = ()
-    """Of those for which there are any."""
-    decodes: Sequence[Decode] = ()
-    """As it is asked."""
-
-
-def asks_of(decodes: Sequence[Decode], lengths: Sequence[int]) -> Asks:
-    return Asks(
-        lengths,
-        [place for place, length in enumerate(lengths) if length],
-        [Decode(one.request, length) for one, length in zip(decodes, lengths, strict=True)],
-    )
-
-
-def shared_out(asked: list[int], most: int) -> list[int]:
-    """What is asked for, but no more than so many together: the longest become shorter, for each
-    level takes its time."""
-    longest = max(asked)
-    while longest and sum(asked) > most:
-        longest -= 1
-        asked = [min(one, longest) for one in asked]
-    return asked
-
-
-NO_ASKS = Asks()
-NO_BRIM = 1 << 30
+    decodes: Sequence[Decode]
+    now: int
+    """The round."""
+    alone: bool
+    """Nobody reads his prompt in it, to be one of them soon."""
+    join: Callable[[Decode], tuple[Known, Choice]]
+    """What is known of one that has come, and its method."""
 
 
 class Agenda(NamedTuple):
@@ -200,39 +161,37 @@ class Agenda(NamedTuple):
             and decodes[0].lookahead <= self.most
         )
 
-    def idle_for(
-        self,
-        decodes: Sequence[Decode],
-        now: int,
-        alone: bool,
-        join: Callable[[Decode], tuple[Known, Choice]],
-    ) -> Agenda | None:
+    def idle_for(self, turn: Turn) -> Agenda | None:
         """For these, none of whom is to draft; None where they are far more or fewer for longer
         than somebody reads his prompt, one has more room than any had, or all are new and one
         of them should draft: but where there is no room in this round, it goes on in it. Where one
-        should draft who comes to others, this holds no longer than one that is made for him. now,
-        alone, join: as in `carried_on`."""
-        room, others = max([one.lookahead for one in decodes]), not alike(self.batch, len(decodes))
+        should draft who comes to others, this holds no longer than one that is made for him."""
+        room = max([one.lookahead for one in turn.decodes])
         if room > self.most:
             return None
-        if self.is_for(decodes) and not others:
-            return self._replace(passing=False) if self.passing else self
-        known = {id(one.request) for one in self.decodes}
-        came = [one for one in decodes if id(one.request) not in known]
-        all_new = len(came) == len(decodes)
-        until = now + PLANNED_FOR * IDLE_FOR
-        pays = (all_new or self.until > until) and any(
-            self._should_draft(one, join) for one in came
-        )
+        others, came = not alike(self.batch, len(turn.decodes)), self._came(turn.decodes)
+        all_new, until = len(came) == len(turn.decodes), turn.now + PLANNED_FOR * IDLE_FOR
+        asks = all_new or self.until > until
+        pays = asks and any(self._should_draft(one, turn) for one in came)
         rest = self._replace(
-            decodes=list(decodes),
-            idle=Draft([[] for _ in decodes]),
+            decodes=list(turn.decodes),
+            idle=Draft([[] for _ in turn.decodes]),
             may_try=self.may_try or any(not one.request.states_lost for one in came),
             passing=others,
         )
-        if (others and alone) or (all_new and pays):
-            return None if room else rest._until(now + 1)  # then there is some
+        if (others and turn.alone) or (all_new and pays):
+            return None if room else rest._until(turn.now + 1)  # then there is some
         return rest._until(until) if pays else rest
+
+    def _came(self, decodes: Sequence[Decode]) -> list[Decode]:
+        """Those that were not there before."""
+        mine = {id(one.request) for one in self.decodes}
+        return [one for one in decodes if id(one.request) not in mine]
+
+    def _should_draft(self, came: Decode, turn: Turn) -> bool:
+        """Where none is expected to, there may be no room for drafts in this round."""
+        _, choice = turn.join(came._replace(lookahead=self.most))
+        return any(choice.plan.lengths)
 
     def _until(self, until: int) -> Agenda:
         """The same up to this round, when the first of other plans is made."""
@@ -248,31 +207,19 @@ class Agenda(NamedTuple):
         """Behind the round in which the model was."""
         return self._replace(probing=False, idle=Draft([[] for _ in self.decodes]), may_try=True)
 
-    def _should_draft(self, came: Decode, join: Callable[[Decode], tuple[Known, Choice]]) -> bool:
-        """Where none is expected to, there may be no room for drafts in this round."""
-        _, choice = join(came._replace(lookahead=self.most))
-        return any(choice.plan.lengths)
-
-    def carried_on(
-        self,
-        decodes: Sequence[Decode],
-        now: int,
-        alone: bool,
-        join: Callable[[Decode], tuple[Known, Choice]],
-    ) -> Agenda | None:
+    def carried_on(self, turn: Turn) -> Agenda | None:
         """The same where some requests have gone, others have come, or they have other room for
         drafts, as they do near their ends; None where nobody is left, far more or fewer than it was
         made for are there with some that have come, there are not rows enough for all of them, or
         one that took all the room there was has more. (Where one of few goes, the next mostly comes
-        a round later, and then they are as many as before.) now: this round; alone: nobody reads
-        his prompt in it, to be one of them soon; join: for one of them that has come."""
-        mine = {one.request: known for one, known in zip(self.decodes, self.requests, strict=True)}
-        came = [one for one in decodes if one.request not in mine]
+        a round later, and then they are as many as before.)"""
+        decodes, came = turn.decodes, self._came(turn.decodes)
         others = not alike(self.batch, len(decodes))
         if len(came) == len(decodes) or (came and others):
             return None
+        mine = {one.request: known for one, known in zip(self.decodes, self.requests, strict=True)}
         for one in came:
-            known, choice = join(one)
+            known, choice = turn.join(one)
             self.further.want(one, known, choice, self.plan.joined(choice.option))
             mine[one.request] = known
         requests, asked = list[Known](), list[int]()
@@ -291,11 +238,11 @@ class Agenda(NamedTuple):
             requests=requests,
             asks=asks_of(decodes, asked),
             by_model=any(asked),
-            passing=others and not alone,
+            passing=others and not turn.alone,
         )
-        if not (came or (others and alone)):
+        if not (came or (others and turn.alone)):
             return rest
-        return rest._until(min(self.until, now + held(PLANNED_FOR, self.batch)))
+        return rest._until(min(self.until, turn.now + held(PLANNED_FOR, self.batch)))
 
 
 def found_parts(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tandem.drafting import Proposer
-from tandem.drafting.agenda import Further
+from tandem.drafting.asking import Further
 from tandem.drafting.between import averaged
 from tandem.drafting.costs import Load, RoundCosts
 from tandem.drafting.gains import LEAST, Gains, Records

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from tandem.drafting import Computed, Draft, Proposer, Verdict
-from tandem.drafting.agenda import Agenda, Asks, asks_of
+from tandem.drafting.agenda import Agenda
+from tandem.drafting.asking import Asks, asks_of
 from tandem.drafting.costs import READ_ALONG
 from tandem.drafting.held import HeldStates
 from tandem.drafting.parts import Part, part_of

@@ -78,8 +78,6 @@ class MixtureProposer(Proposer):
         """For whom a method was asked for a draft in the round under way, and..."""
         self._telling = True
         """... whether it is learnt from, as is every second one of those that nap, and..."""
-        self._tried = False
-        """... whether the model was tried, and..."""
         self._sure: Sequence[Sequence[float]] = ()
         """... what the model was sure of, as in `Draft`."""
         self._agenda: Agenda | None = None
@@ -117,7 +115,6 @@ class MixtureProposer(Proposer):
         draft = self._carry_out(agenda, by_model, resting, alone, timed=not napping)
         if by_model or asking:
             self._asked, self._telling = agenda.requests, not (napping and self._telling)
-            self._tried = agenda.probing
         return draft if napping else self._timed(decodes, draft, by_model)
 
     def _agenda_for(
@@ -266,7 +263,7 @@ class MixtureProposer(Proposer):
             verdicts,
             asked,
             self._sure,
-            self._tried,
+            tried=self._drafts is None,
         )
         self.planner.chooser.judged(one)
 

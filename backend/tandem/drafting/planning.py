@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tandem.drafting import Draft
-from tandem.drafting.agenda import NO_BRIM, NO_PLANS, Agenda, asks_of, found_parts, shared_out
+from tandem.drafting.agenda import NO_PLANS, Agenda, Turn, found_parts
+from tandem.drafting.asking import NO_BRIM, asks_of, shared_out
 from tandem.drafting.between import averaged
 from tandem.drafting.choosing import Chooser, Method
 from tandem.drafting.costs import Load
@@ -83,7 +84,7 @@ class Planner:
         self, agenda: Agenda | None, decodes: Sequence[Decode], now: int, alone: bool
     ) -> Agenda:
         """Of the round `now`, behind one with this agenda, if any, which does not hold any more, or
-        not for these. alone: as in `Agenda.carried_on`."""
+        not for these. alone: as in `Turn`."""
         if agenda is None or now >= agenda.until:
             return self.make(agenda, decodes, now)
 
@@ -93,10 +94,8 @@ class Planner:
             known = self.known(one.request)
             return known, self.chooser.choose(one, known, load, now)
 
-        if agenda.idle is not None:
-            rest = agenda.idle_for(decodes, now, alone, join)
-        else:
-            rest = agenda.carried_on(decodes, now, alone, join)
+        turn = Turn(decodes, now, alone, join)
+        rest = agenda.carried_on(turn) if agenda.idle is None else agenda.idle_for(turn)
         return rest or self.make(None, decodes, now)
 
     def make(self, before: Agenda | None, decodes: Sequence[Decode], now: int) -> Agenda:
@@ -112,7 +111,6 @@ class Planner:
         rounds = longer(before.rounds) if before is not None and goes_on else PLANNED_FOR
         lasts = held(rounds, load.requests) if agenda.idle is None else IDLE_FOR * rounds
         if agenda.probing:
-            lasts = IDLE_FOR * PLANNED_FOR  # then with what was learnt
             agenda = agenda._replace(took=self.watch.clock() - began)
         if agenda.idle is not None:
             agenda = agenda._replace(may_try=bool(self._able(decodes, requests)))
