@@ -10,6 +10,7 @@ from tandem.drafting.mixture import MixtureProposer
 from tandem.drafting.planning import Planner
 from tandem.drafting.remembered import (
     IDLE_FOR,
+    MOST_IDLE,
     MOST_PLANNED_FOR,
     PLANNED_FOR,
     held,
@@ -171,6 +172,8 @@ def hopeless(made, rounds):
     mixture.costs.explored(1e9)
     made.clear()
     rounds_to_a_plan(world, mixture, requests, made)
+    while mixture._agenda.rounds < MOST_IDLE:
+        rounds_to_a_plan(world, mixture, requests, made)
     return world, mixture, requests
 
 
@@ -178,7 +181,7 @@ def hopeless(made, rounds):
 def test_who_comes_where_nothing_is_drafted_waits_if_he_should_not_draft_either(made, pays):
     world, mixture, requests = hopeless(made, rounds=600)
     until = mixture._agenda.until - mixture._rounds
-    assert until == IDLE_FOR * MOST_PLANNED_FOR
+    assert until == IDLE_FOR * MOST_IDLE
     newer = [*requests[1:], make_request([1, 2])]
     choose = mixture.planner.chooser.choose
 
@@ -202,13 +205,14 @@ def test_a_plan_of_no_drafts_ends_where_there_is_time_to_try_the_model(made):
     mixture.costs.elapse(1e15)
     asked = mixture.model.proposer.asked
     waits = rounds_to_a_plan(world, mixture, requests, made)
-    assert IDLE_FOR * PLANNED_FOR <= waits < IDLE_FOR * MOST_PLANNED_FOR
+    assert IDLE_FOR * PLANNED_FOR <= waits < IDLE_FOR * MOST_IDLE
     assert mixture.model.proposer.asked == asked + 1
     mixture.costs.explored(1e15)
     waits = rounds_to_a_plan(world, mixture, requests, made)
     assert waits == IDLE_FOR * PLANNED_FOR  # with what was learnt
-    waits = rounds_to_a_plan(world, mixture, requests, made)
-    assert waits == IDLE_FOR * MOST_PLANNED_FOR  # as before
+    waits = [rounds_to_a_plan(world, mixture, requests, made) for _ in range(4)]
+    assert waits[0] > IDLE_FOR * PLANNED_FOR
+    assert waits == sorted(waits) and waits[-1] == IDLE_FOR * MOST_IDLE  # as before
 
 
 def test_the_first_plan_with_drafts_holds_as_long_as_any_first_one(made):
@@ -467,7 +471,7 @@ def test_a_plan_of_no_drafts_lasts_as_long_where_somebody_comes_just_then(made):
         world.run(mixture, 8, LONGEST, 1, requests)
     world.run(mixture, 8, LONGEST, 1, [*requests[1:], make_request([1, 2])])
     assert made == [8]
-    assert mixture._agenda.rounds == MOST_PLANNED_FOR
+    assert mixture._agenda.rounds == MOST_IDLE
 
 
 @pytest.mark.parametrize("lost", [True, False])

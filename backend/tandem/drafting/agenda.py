@@ -123,6 +123,8 @@ class Agenda(NamedTuple):
         is asked for, and no more than they had."""
         if now >= self.until or self.passing:
             return False
+        if self.idle is not None:
+            return self.idles_on(decodes) and self.is_for(decodes)
         if decodes == self.decodes:
             return True
         if not (self.by_model and self.is_for(decodes)):
@@ -149,12 +151,11 @@ class Agenda(NamedTuple):
         return alike(self.batch, len(decodes))
 
     def idles_on(self, decodes: Sequence[Decode]) -> bool:
-        """Whether nothing is drafted for these either: who comes is the last, who goes leaves
-        fewer, and where there is room again the first has some."""
+        """Whether nothing is drafted for these either, as nothing was: who comes is the last, who
+        goes leaves fewer, and where there is room again the first has some."""
         mine = self.decodes
         return (
-            self.idle is not None
-            and not self.passing
+            not self.passing
             and len(decodes) == len(mine)
             and decodes[-1].request is mine[-1].request
             and decodes[0].request is mine[0].request

@@ -33,9 +33,9 @@ class Lookups:
             first = decodes[0].request.id
             self.asked = not self.pauses.due(now, len(decodes), first)
 
-    def may_be_asked(self, now: int) -> bool:
-        """In the round `now`, if there is room."""
-        return bool(self.methods) and not self.pauses.goes_on(now)
+    def silent_until(self, until: int) -> int:
+        """The round before which they are not asked, at most `until`."""
+        return min(until, self.pauses.until) if self.methods else until
 
     def find(self, decodes: Sequence[Decode], requests: Sequence[Known]) -> None:
         """Asks every one."""

@@ -84,11 +84,21 @@ class MixtureProposer(Proposer):
         self._drafts: bool | None = None
         """Whether there may be drafts in the round under way; None: the model is tried."""
         self._rounds = 0
+        self._sleeps_until = 0
+        """Rounds before this one are as the last one, if they are for the same requests: nothing is
+        drafted, and they are not timed."""
         self._round: Begun | None = None
 
     # -- drafting ------------------------------------------------------------------------------
 
     def propose(self, decodes: Sequence[Decode], alone: bool = False) -> Draft:
+        before = self._agenda
+        if self._rounds + 1 < self._sleeps_until:
+            assert before is not None and before.idle is not None
+            if before.idles_on(decodes):
+                self._rounds += 1
+                return before.idle
+            self._wake()
         self._round, self._asked, self._sure = None, (), ()
         if not decodes:
             self._leave()
@@ -96,9 +106,7 @@ class MixtureProposer(Proposer):
         now = self._rounds = self._rounds + 1
         if self.lookups.methods:
             self.lookups.begin(now, decodes)
-        asking, before = self.lookups.asked, self._agenda
-        if before is not None and before.idle is not None and self._naps_for(before, decodes):
-            return before.idle
+        asking = self.lookups.asked
         self._agenda = agenda = self._agenda_for(before, decodes, now, alone)
         resting = agenda.by_model and self._rests.due(now, agenda.promised)
         by_model = agenda.probing or (agenda.by_model and not resting)
@@ -109,6 +117,8 @@ class MixtureProposer(Proposer):
         if idles and self._tries_soon(agenda):
             self._agenda, idles = agenda._replace(until=now + 1), False
         napping = settled and (drafts or idles) and self._naps.due(drafts)
+        if napping and idles:
+            self._sleep(agenda)
         self._drafts = None if agenda.probing else drafts
         # what lookups draft for others would have to be verified in the same launch
         alone = alone and not asking
@@ -150,12 +160,12 @@ class MixtureProposer(Proposer):
 
     @property
     def may_draft(self) -> bool:
-        agenda = self._agenda
+        agenda, coming = self._agenda, self._rounds + 1
         if agenda is None or agenda.idle is None or not agenda.most:
             return True  # where there was no room, it shows when there is some again
-        coming = self._rounds + 1
-        plans = coming >= agenda.until or self.lookups.may_be_asked(coming)
-        return plans or not self._naps.ahead(drafting=False)
+        if coming < self._sleeps_until:
+            return False
+        return coming >= self.lookups.silent_until(agenda.until)
 
     def keeps_states(self, running: int, waiting: int) -> bool:
         if self.taps is None or self._drafter is None:
@@ -175,18 +185,25 @@ class MixtureProposer(Proposer):
         return promised * (1 - KEEPING) > self.planner.found_rate
 
     def taps_of(self, plan: StepPlan) -> tuple[int, ...] | None:
-        if self._drafter is None:
+        if self.taps is None:
             return None
+        assert self._drafter is not None
         agenda = self._agenda
         if self._drafter.sparing.spares and agenda is not None and agenda.idle is None:
             self._agenda = None  # the head cannot draft so any more
         return self._drafter.taps_of(plan)
 
-    def _naps_for(self, agenda: Agenda, decodes: Sequence[Decode]) -> bool:
-        """Whether this is one of the rounds without drafts that are as those before."""
-        return (
-            self._idles_on(agenda) and agenda.idles_on(decodes) and self._naps.due(drafting=False)
-        )
+    def _sleep(self, agenda: Agenda) -> None:
+        """The rounds to come need not be looked at: so many as are left of a nap, but none that may
+        have to be timed, or in which lookups may be asked."""
+        ends = self.lookups.silent_until(agenda.until - 1)
+        left = self._naps.rest(max(0, ends - self._rounds - 1))
+        self._sleeps_until = self._rounds + 1 + left
+
+    def _wake(self) -> None:
+        """Before a sleep is over."""
+        self._naps.broken_off(self._sleeps_until - self._rounds - 1)
+        self._sleeps_until = 0
 
     def _idles_on(self, agenda: Agenda) -> bool:
         """Whether nothing is drafted in this round, nor in the next one: the last one before others

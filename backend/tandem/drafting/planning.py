@@ -17,6 +17,8 @@ from tandem.drafting.lookups import Lookups
 from tandem.drafting.reading import Reading
 from tandem.drafting.remembered import (
     IDLE_FOR,
+    MOST_IDLE,
+    MOST_PLANNED_FOR,
     PLANNED_FOR,
     Choice,
     Known,
@@ -108,14 +110,15 @@ class Planner:
         plan = self.chooser.plan(choices, load)
         agenda = self._agenda(decodes, requests, choices, plan, load, now)
         goes_on = before is not None and before.goes_on(decodes, agenda.by_model)
-        rounds = longer(before.rounds) if before is not None and goes_on else PLANNED_FOR
+        most = MOST_PLANNED_FOR if agenda.by_model else MOST_IDLE
+        rounds = longer(before.rounds, most) if before is not None and goes_on else PLANNED_FOR
         lasts = held(rounds, load.requests) if agenda.idle is None else IDLE_FOR * rounds
         if agenda.probing:
             agenda = agenda._replace(took=self.watch.clock() - began)
         if agenda.idle is not None:
             agenda = agenda._replace(may_try=bool(self._able(decodes, requests)))
-        most = max([decode.lookahead for decode in decodes])
-        return agenda._replace(batch=load.requests, most=most, rounds=rounds, until=now + lasts)
+        room = max([decode.lookahead for decode in decodes])
+        return agenda._replace(batch=load.requests, most=room, rounds=rounds, until=now + lasts)
 
     # -- rounds in which they are --------------------------------------------------------------
 

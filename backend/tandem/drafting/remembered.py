@@ -19,7 +19,10 @@ LONGER = 2  # ... times as many those behind them, and...
 MOST_PLANNED_FOR = 32  # ... no more than so many: what they rest on changes ever more slowly
 ALL_FADES = 256  # rounds, behind which nothing counts any more
 ALIKE = 0.75  # times as many requests
-IDLE_FOR = 4  # times as many rounds as drafts, that none are planned for: nothing is learnt then
+IDLE_FOR = (
+    4  # times as many rounds as drafts, that none are planned for: nothing is learnt then, ...
+)
+MOST_IDLE = 128  # ... which is why they become so many times that
 NOBODY = Load(0)
 
 
@@ -33,9 +36,9 @@ def held(rounds: int, batch: int) -> int:
     return min(MOST_PLANNED_FOR, max(rounds, batch))
 
 
-def longer(rounds: int) -> int:
-    """Rounds that the next plan holds, behind one that held for so many."""
-    return min(LONGER * rounds, MOST_PLANNED_FOR)
+def longer(rounds: int, most: int = MOST_PLANNED_FOR) -> int:
+    """Rounds that the next plan holds, at most, behind one that held for so many."""
+    return min(LONGER * rounds, most)
 
 
 def about(number: float) -> float:

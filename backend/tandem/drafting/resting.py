@@ -19,7 +19,7 @@ LONGEST_PAUSE = 128  # ... and ever longer
 AWAKE = 1  # round that shows what such rounds take, and then...
 NAP = 6  # ... so many that are not, and, where nothing changes, ...
 LONGEST_NAP = 24  # ... ever more, ...
-LONGEST_IDLE = 96  # ... where nothing is drafted far more, whoever of few comes or goes
+LONGEST_IDLE = 192  # ... where nothing is drafted far more, whoever of few comes or goes
 
 
 class Rests:
@@ -81,6 +81,17 @@ class Naps:
         self._asleep += ahead
         return ahead
 
+    def rest(self, most: int) -> int:
+        """So many rounds behind this one, at most, are counted as of this nap, as far as it goes;
+        how many."""
+        rounds = min(most, self._length - self._asleep)
+        self._asleep += rounds
+        return rounds
+
+    def broken_off(self, rounds: int) -> None:
+        """So many that were counted did not come."""
+        self._asleep -= rounds
+
     def woke(self) -> bool:
         """A round is timed. Whether it follows another such one."""
         if not self._asleep:
@@ -134,9 +145,10 @@ class Pauses:
             return False
         return (batch > 1 or first == self._first) and alike(batch, self._batch)
 
-    def goes_on(self, now: int) -> bool:
-        """Whether the round `now` comes before the end of the last one."""
-        return now < self._until
+    @property
+    def until(self) -> int:
+        """The round in which the last one ends."""
+        return self._until
 
     @property
     def renews(self) -> bool:
