@@ -9,6 +9,9 @@ from typing import NamedTuple
 from tandem.drafting.costs import Load, RoundCosts
 from tandem.drafting.lengths import tokens_share
 
+FIRST = 64  # rounds, from which is learnt as soon as may be, and then...
+TOGETHER = 6  # ... from so many at once, where the model drafted in all of them
+
 
 class Begun(NamedTuple):
     """A round under way."""
@@ -85,6 +88,8 @@ class Stopwatch:
         """In the round under way."""
         self._last: _Round | None = None
         """The last round learnt from."""
+        self._learnt = 0
+        """Rounds learnt from."""
 
     def drafted(self, levels: Sequence[int], seconds: float, read: int) -> None:
         """A model's draft of so many levels for each of some requests took so long; it has read so
@@ -105,12 +110,16 @@ class Stopwatch:
         return shows
 
     def learn(self) -> None:
-        """From what was timed since the last call."""
+        """From what was timed since the last time, if that is not little, and more of the same."""
+        same = all(one.begun.by_model for one in self._rounds)
+        if same and len(self._rounds) < TOGETHER and self._learnt >= FIRST:
+            return
+        self._learnt += len(self._rounds)
         for one in self._rounds:
             begun, last = one.begun, self._last
             if last is not None and one.goes_on(last):
                 beside = one.beside(last)
-                self.costs.between.observe(begun.load.requests, beside, begun.by_model)
+                self.costs.observe_between(begun.load.requests, beside, begun.by_model)
             self.costs.observe_pass(begun.load, begun.rows if one.shows else None, one.seconds)
             if one.drafted is not None:
                 one.drafted.tell(self.costs, one.usual)
