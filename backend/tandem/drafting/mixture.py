@@ -85,19 +85,17 @@ class MixtureProposer(Proposer):
         """Whether there may be drafts in the round under way; None: the model is tried."""
         self._rounds = 0
         self._sleeps_until = 0
-        """Rounds before this one are as the last one, if they are for the same requests: nothing is
-        drafted, and they are not timed."""
+        """Rounds before this one are as the last one, if they are for the same requests, and not
+        timed."""
         self._round: Begun | None = None
 
     # -- drafting ------------------------------------------------------------------------------
 
     def propose(self, decodes: Sequence[Decode], alone: bool = False) -> Draft:
-        before = self._agenda
         if self._rounds + 1 < self._sleeps_until:
-            assert before is not None and before.idle is not None
-            if before.idles_on(decodes):
-                self._rounds += 1
-                return before.idle
+            draft = self._as_before(decodes, alone)
+            if draft is not None:
+                return draft
             self._wake()
         self._round, self._asked, self._sure = None, (), ()
         if not decodes:
@@ -106,7 +104,7 @@ class MixtureProposer(Proposer):
         now = self._rounds = self._rounds + 1
         if self.lookups.methods:
             self.lookups.begin(now, decodes)
-        asking = self.lookups.asked
+        asking, before = self.lookups.asked, self._agenda
         self._agenda = agenda = self._agenda_for(before, decodes, now, alone)
         resting = agenda.by_model and self._rests.due(now, agenda.promised)
         by_model = agenda.probing or (agenda.by_model and not resting)
@@ -117,7 +115,7 @@ class MixtureProposer(Proposer):
         if idles and self._tries_soon(agenda):
             self._agenda, idles = agenda._replace(until=now + 1), False
         napping = settled and (drafts or idles) and self._naps.due(drafts)
-        if napping and idles:
+        if napping and not (asking or resting or agenda.passing):
             self._sleep(agenda)
         self._drafts = None if agenda.probing else drafts
         # what lookups draft for others would have to be verified in the same launch
@@ -195,10 +193,31 @@ class MixtureProposer(Proposer):
 
     def _sleep(self, agenda: Agenda) -> None:
         """The rounds to come need not be looked at: so many as are left of a nap, but none that may
-        have to be timed, or in which lookups may be asked."""
-        ends = self.lookups.silent_until(agenda.until - 1)
+        have to be timed, or in which lookups may be asked or the model may rest."""
+        ends = self.lookups.silent_until(agenda.until - (agenda.idle is not None))
+        if agenda.by_model:
+            ends = self._rests.none_before(ends, agenda.promised)
         left = self._naps.rest(max(0, ends - self._rounds - 1))
         self._sleeps_until = self._rounds + 1 + left
+
+    def _as_before(self, decodes: Sequence[Decode], alone: bool) -> Draft | None:
+        """What is drafted in a round that is not looked at; None where it is of others."""
+        agenda, now = self._agenda, self._rounds + 1
+        if agenda is None:  # the head that drafted cannot any more
+            return None
+        if agenda.idle is not None:
+            if not agenda.idles_on(decodes):
+                return None
+            self._rounds = now
+            return agenda.idle
+        if not agenda.holds(decodes, now):
+            return None
+        assert self._drafter is not None
+        self._rounds, self._telling = now, not self._telling
+        parts = [NOTHING] * len(decodes)
+        draft = self._drafter.draft(agenda, parts, alone, timed=False, now=now, asking=False)
+        self._sure = draft.sure or ()
+        return draft
 
     def _wake(self) -> None:
         """Before a sleep is over."""

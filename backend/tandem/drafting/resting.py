@@ -50,6 +50,13 @@ class Rests:
             self.shown(now)
         return self._until > 0
 
+    def none_before(self, until: int, promised: float) -> int:
+        """The round, at most `until`, before which none begins, so that it need not be asked.
+        promised: as in `due`."""
+        until = min(until, self._at + (0 if promised < CLOSE else PUT_OFF))
+        self._last_planned = max(self._last_planned, until - 1)
+        return until
+
     def shown(self, now: int) -> None:
         """The round `now` has shown what rounds without drafts take."""
         if self._until:
