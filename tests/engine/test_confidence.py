@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tandem import SamplingParams
-from tandem.drafting.choosing import Chooser, Method
+from tandem.drafting.choosing import LESS_FAR, Chooser, Method
 from tandem.drafting.confidence import Confidence
 from tandem.drafting.costs import Load, RoundCosts
 from tandem.drafting.gains import Gains
@@ -121,6 +121,19 @@ def test_a_draft_that_is_broken_is_sure_of_nothing(engine, target, tmp_path, par
     one.check_integrity()
 
 
+def test_drafts_that_end_early_are_asked_for_less_than_what_is_planned_would_take():
+    guess = Guess(World(), 0.5, sure=True)
+    chooser = Chooser([Method("model", guess, False)], LONGEST, RoundCosts(), Reading(None))
+    for _ in range(2000):
+        guess.confidence.ended(8, 4, 4, 4)
+    assert chooser.further(LONGEST).times == pytest.approx(2 * LESS_FAR, rel=0.05)
+    for _ in range(2000):
+        guess.confidence.ended(8, 8, 8, 8)
+    assert chooser.further(LONGEST).times == 1
+    guess.confidence = None
+    assert chooser.further(LONGEST).times == 1
+
+
 @pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize("row_s", [0.03, 0.15])
 def test_drafts_that_end_by_themselves_are_worth_it(batch, row_s):
@@ -166,10 +179,10 @@ def test_what_was_not_drafted_counts_only_behind_a_draft_that_was_kept_whole():
 def test_a_token_is_worth_what_the_planned_ones_cost_not_those_that_are_asked_for_beside():
     """More is asked for than is planned, for where a draft is sure it may go on."""
     world = World()
-    costs = RoundCosts({1: 1.0, 9: 1.2, 10: 4.0, 17: 30.0, 4096: 9000.0})
+    costs = RoundCosts({1: 1.0, 7: 1.2, 8: 4.0, 17: 30.0, 4096: 9000.0})
     costs.observe_draft(1, 1, 1e-9, read=0)
     model = Method("model", Guess(world, 0.9, level_s=0.0, sure=True), False)
     mixture = MixtureProposer([model], 2 * LONGEST, costs, clock=world.clock)
     agenda = mixture.planner.make(None, [Decode(make_request([1, 2]), 2 * LONGEST)], 1)
-    assert agenda.asks.lengths[0] >= 9 > agenda.plan.lengths[0] > 0
+    assert agenda.asks.lengths[0] >= 7 > agenda.plan.lengths[0] > 0
     assert 0 < agenda.worth < 0.2

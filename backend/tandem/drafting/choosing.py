@@ -42,6 +42,9 @@ WRITTEN_MEMORY = 0.95  # ... and then as others have; what is known of these cou
 LOOKS = 2  # requests a round, whose drafts by a model tell of it
 OWN = 3  # drafts of a request's own, that tell more of it than others' do
 NO_MORE: list[float] = []  # that a draft was asked for
+LESS_FAR = (
+    0.9  # than what drafts would have on average, if that was planned: further rows take more
+)
 SLACK = 0.95  # of the best rate is enough for a lookup to draft as far as it wants: it has seen the
 # match, and what is drafted teaches more
 
@@ -171,9 +174,11 @@ class Chooser:
         return room if confidence is None or not room else confidence.planned(room)
 
     def further(self, longest: int) -> Further:
-        """What a model is asked for: all that it would draft, were it sure enough."""
+        """What a model is asked for: nearly all that it would draft, were it sure enough."""
         confidence = self._methods[-1].proposer.confidence
-        return Further(1.0 if confidence is None else 1 / confidence.drafted, longest)
+        if confidence is None:
+            return Further(1.0, longest)
+        return Further(max(1.0, LESS_FAR / confidence.drafted), longest)
 
     def _outlook(self, place: int, known: Known, count: int, reading: float) -> Outlook:
         """What a draft of about `count` tokens should be worth."""
