@@ -7,7 +7,7 @@ import pytest
 
 from tandem.drafting.between import NOBODY, BetweenPasses
 from tandem.drafting.costs import EXPLORING, FIRST_PROBES, Load, RoundCosts
-from tandem.drafting.stopwatch import Begun, Stopwatch
+from tandem.drafting.stopwatch import FIRST, TOGETHER, Begun, Stopwatch
 from tandem.drafting.times import TextTimes
 
 
@@ -263,3 +263,35 @@ def test_a_draft_beside_requests_that_come_and_go_teaches_only_what_reading_take
     rounds.learn()
     assert costs.drafts(7, 2)[2] == pytest.approx(1.0)
     assert costs.reading(100) == pytest.approx(10.0)
+
+
+def test_what_a_load_takes_is_worked_out_anew_behind_what_was_learnt():
+    costs, load = RoundCosts({1: 1.0, 4096: 1.0}), Load(1)
+    before = costs.rounds(load, 8)[1]
+    assert costs.rounds(load, 8)[1] == before
+    costs.observe_between(1, 0.5, by_model=False)
+    behind = costs.rounds(load, 8)[1]
+    assert behind == pytest.approx(before + 0.5)
+    for _ in range(8):
+        costs.observe_pass(load, 1, 2.0)
+    assert costs.rounds(load, 8)[1] > 1.2 * behind
+
+
+def test_rounds_with_drafts_are_learnt_from_some_together_others_at_once(monkeypatch):
+    seen = []
+    costs = RoundCosts({1: 1.0, 4096: 1.0})
+    monkeypatch.setattr(costs, "observe_pass", lambda *one: seen.append(one))
+    watch = Stopwatch(costs, lambda: 0.0)
+
+    def learnt(by_model, rounds=1):
+        del seen[:]
+        for _ in range(rounds):
+            watch.ended(Begun(Load(1), "a", by_model, 1), 1, 1.0)
+        watch.learn()
+        return len(seen)
+
+    assert learnt(by_model=True) == 1  # of the first ones each
+    learnt(by_model=False, rounds=FIRST)
+    assert [learnt(by_model=True) for _ in range(TOGETHER)] == [0] * (TOGETHER - 1) + [TOGETHER]
+    assert learnt(by_model=True) == 0
+    assert learnt(by_model=False) == 2
