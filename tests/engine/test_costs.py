@@ -265,18 +265,6 @@ def test_a_draft_beside_requests_that_come_and_go_teaches_only_what_reading_take
     assert costs.reading(100) == pytest.approx(10.0)
 
 
-def test_what_a_load_takes_is_worked_out_anew_behind_what_was_learnt():
-    costs, load = RoundCosts({1: 1.0, 4096: 1.0}), Load(1)
-    before = costs.rounds(load, 8)[1]
-    assert costs.rounds(load, 8)[1] == before
-    costs.observe_between(1, 0.5, by_model=False)
-    behind = costs.rounds(load, 8)[1]
-    assert behind == pytest.approx(before + 0.5)
-    for _ in range(8):
-        costs.observe_pass(load, 1, 2.0)
-    assert costs.rounds(load, 8)[1] > 1.2 * behind
-
-
 def test_rounds_with_drafts_are_learnt_from_some_together_others_at_once(monkeypatch):
     seen = []
     costs = RoundCosts({1: 1.0, 4096: 1.0})

@@ -162,13 +162,7 @@ class RoundCosts:
         prompts too."""
         self.elapse(seconds)
         if rows is not None and seconds > 0:
-            self._for = None
             self._passes.observe(load, rows, seconds)
-
-    def observe_between(self, requests: int, seconds: float, by_model: bool) -> None:
-        """As `BetweenPasses.observe`."""
-        self._for = None
-        self.between.observe(requests, seconds, by_model)
 
     def observe_draft(
         self, requests: int, levels: float, seconds: float, read: int, usual: bool = True

@@ -115,7 +115,7 @@ class MixtureProposer(Proposer):
         if idles and self._tries_soon(agenda):
             self._agenda, idles = agenda._replace(until=now + 1), False
         napping = settled and (drafts or idles) and self._naps.due(drafts)
-        if napping and not asking:
+        if napping:
             self._sleep(agenda)
         self._drafts = None if agenda.probing else drafts
         # what lookups draft for others would have to be verified in the same launch

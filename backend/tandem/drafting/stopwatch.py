@@ -119,7 +119,7 @@ class Stopwatch:
             begun, last = one.begun, self._last
             if last is not None and one.goes_on(last):
                 beside = one.beside(last)
-                self.costs.observe_between(begun.load.requests, beside, begun.by_model)
+                self.costs.between.observe(begun.load.requests, beside, begun.by_model)
             self.costs.observe_pass(begun.load, begun.rows if one.shows else None, one.seconds)
             if one.drafted is not None:
                 one.drafted.tell(self.costs, one.usual)
