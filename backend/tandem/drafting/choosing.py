@@ -42,9 +42,7 @@ WRITTEN_MEMORY = 0.95  # ... and then as others have; what is known of these cou
 LOOKS = 2  # requests a round, whose drafts by a model tell of it
 OWN = 3  # drafts of a request's own, that tell more of it than others' do
 NO_MORE: list[float] = []  # that a draft was asked for
-LESS_FAR = (
-    0.9  # than what drafts would have on average, if that was planned: further rows take more
-)
+LESS_FAR = 0.9  # than makes up for drafts that end early: rows beyond the planned ones take more
 SLACK = 0.95  # of the best rate is enough for a lookup to draft as far as it wants: it has seen the
 # match, and what is drafted teaches more
 
