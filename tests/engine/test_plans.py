@@ -200,6 +200,20 @@ def test_who_comes_where_nothing_is_drafted_waits_if_he_should_not_draft_either(
     assert waits == (IDLE_FOR * PLANNED_FOR if pays else until - 1)
 
 
+def test_while_nothing_is_drafted_nothing_is_worked_out_for_the_same_requests(made, monkeypatch):
+    """Whatever room there is for drafts."""
+    world, mixture, requests = hopeless(made, rounds=600)
+    asked = []
+    monkeypatch.setattr(mixture.planner, "planned", lambda *one: asked.append(one))
+    for room in (LONGEST, 0, LONGEST - 1):
+        while mixture.propose([Decode(one, room) for one in requests]).tokens and (
+            mixture._round is None  # one that is looked at
+        ):
+            mixture.passed(8, world.pass_s(8))
+        mixture.passed(8, world.pass_s(8))
+    assert not asked
+
+
 def test_a_plan_of_no_drafts_ends_where_there_is_time_to_try_the_model(made):
     world, mixture, requests = hopeless(made, rounds=600)
     mixture.costs.elapse(1e15)

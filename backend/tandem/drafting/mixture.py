@@ -161,7 +161,7 @@ class MixtureProposer(Proposer):
         agenda, coming = self._agenda, self._rounds + 1
         if agenda is None or agenda.idle is None or not agenda.most:
             return True  # where there was no room, it shows when there is some again
-        if coming < self._sleeps_until:
+        if coming < self._sleeps_until:  # as below, which takes longer
             return False
         return coming >= self.lookups.silent_until(agenda.until)
 
