@@ -18,7 +18,6 @@ from tandem.drafting.reading import Reading
 from tandem.drafting.remembered import (
     IDLE_FOR,
     MOST_IDLE,
-    MOST_PLANNED_FOR,
     PLANNED_FOR,
     Choice,
     Known,
@@ -109,9 +108,9 @@ class Planner:
         choices = self._choose(decodes, requests, load, now)
         plan = self.chooser.plan(choices, load)
         agenda = self._agenda(decodes, requests, choices, plan, load, now)
-        goes_on = before is not None and before.goes_on(decodes, agenda.by_model)
-        most = MOST_PLANNED_FOR if agenda.by_model else MOST_IDLE
-        rounds = longer(before.rounds, most) if before is not None and goes_on else PLANNED_FOR
+        rounds = PLANNED_FOR
+        if before is not None and before.goes_on(decodes, agenda.by_model):
+            rounds = longer(before.rounds, MOST_IDLE)
         lasts = held(rounds, load.requests) if agenda.idle is None else IDLE_FOR * rounds
         if agenda.probing:
             agenda = agenda._replace(took=self.watch.clock() - began)

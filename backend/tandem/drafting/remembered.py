@@ -19,8 +19,8 @@ LONGER = 2  # ... times as many those behind them, and...
 MOST_PLANNED_FOR = 32  # ... no more than so many: what they rest on changes ever more slowly
 ALL_FADES = 256  # rounds, behind which nothing counts any more
 ALIKE = 0.75  # times as many requests
-IDLE_FOR = 4  # times as many rounds hold plans of no drafts: nothing is learnt then, ...
-MOST_IDLE = 128  # ... which is why their rounds grow to so many, not MOST_PLANNED_FOR
+IDLE_FOR = 4  # times as many rounds hold plans of no drafts: nothing is learnt then, and...
+MOST_IDLE = 128  # ... these rounds grow on to so many
 NOBODY = Load(0)
 
 
