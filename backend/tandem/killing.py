@@ -21,20 +21,9 @@ BEGINS_S = 1.0  # for a process that has just been started to say what it is
 _PR_SET_PDEATHSIG = 1
 
 
-def with_parent(signum: signal.Signals) -> Callable[[], None]:
-    """A function that little enough is done in to be called between fork and exec: from then on the
-    kernel sends this signal when the thread that started this process ends, even by SIGKILL."""
-    libc = ctypes.CDLL(None)
-
-    def arm() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signum)
-
-    return arm
-
-
 def die_with_parent() -> None:
     """Has the kernel kill this process when the one that started it ends, even if it is stopped."""
-    with_parent(signal.SIGKILL)()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def marked(variable: str, value: str) -> list[psutil.Process]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -13,9 +12,9 @@ from contextlib import contextmanager
 from typing import BinaryIO
 
 from tandem.front.door import Door
-from tandem.killing import with_parent
 from tandem.serving.errors import ServingError
 from tandem.serving.ports import choose_ports
+from tandem.serving.processes import start
 from tandem.serving.server import Endpoints
 from tandem.triton_http import NO_ANSWER, ask
 
@@ -65,23 +64,22 @@ class FrontProcess:
         options += [f"--most-calls={door.most_calls}", f"--most-bytes={door.most_bytes}"]
         options += [f"--triton-{name}={at}" for name, at in triton._asdict().items()]
         options += [f"--{name}-port={port}" for name, port in door.ports._asdict().items()]
-        self._process = subprocess.Popen(
+        self._process = start(
             [sys.executable, "-m", "tandem.cli", "front", *options],
-            stdin=subprocess.DEVNULL,
-            stderr=self._log,
             # gRPC would log what clients send that is no gRPC.
-            env={"GRPC_VERBOSITY": "NONE"} | os.environ,
-            # A Ctrl-C in the terminal is for the program that owns the server.
-            start_new_session=True,
-            preexec_fn=with_parent(signal.SIGTERM),
+            {"GRPC_VERBOSITY": "NONE"} | os.environ,
+            errors=self._log,
         )
 
     def wait_ready(self) -> None:
-        """Returns when it listens on all its ports. Raises ServingError: it has ended."""
+        """Returns when it listens on all its ports. Raises ServingError: it has ended, or does
+        not."""
         deadline = time.monotonic() + _READY_S
         while ask(self.endpoints.metrics, "/metrics").status == NO_ANSWER:  # the last of them
-            if self.ended() or time.monotonic() > deadline:
-                raise ServingError("The front has ended: see above, or serve with --no-front.")
+            late = time.monotonic() > deadline
+            if late or self.ended():
+                what = "does not answer" if late else "has ended"
+                raise ServingError(f"The front {what}: see above, or serve with --no-front.")
             time.sleep(_LOOK_S)
         self._last_answer = time.monotonic()
 

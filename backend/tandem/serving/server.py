@@ -13,14 +13,13 @@ from urllib.parse import quote
 from uuid import uuid4
 
 from tandem.config import EngineConfig
-from tandem.killing import with_parent
 from tandem.serving.errors import ServingError
 from tandem.serving.installation import Installation, find_installation, server_environment
 from tandem.serving.log import LogFollower, failure_reason, read_log
 from tandem.serving.options import ServerOptions, check_arguments, check_models, command
 from tandem.serving.patience import Patience
 from tandem.serving.ports import Ports, choose_ports
-from tandem.serving.processes import IDENTITY, end_members
+from tandem.serving.processes import IDENTITY, end_members, start
 from tandem.standstill import SAID
 from tandem.triton_http import HEALTH, INDEX, NO_ANSWER, OK, Answer, ask, model_path
 
@@ -108,15 +107,11 @@ class TritonServer:
         environment = server_environment(installation, {**os.environ, **options.environment})
         with self._open_log() as log:
             follower = LogFollower(self.log_path, self.log_begin)
-            self._process = subprocess.Popen(
+            self._process = start(
                 command(options, installation, ports, self.identity),
-                env=environment | {IDENTITY: self.identity},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                # A Ctrl-C in the terminal is for the program that owns the server.
-                start_new_session=True,
-                preexec_fn=with_parent(signal.SIGTERM),
+                environment | {IDENTITY: self.identity},
+                output=log,
+                errors=subprocess.STDOUT,
             )
         folders = [options.model_repository / name for name in options.models]
         self._patience = Patience(folders, self._process.pid, follower)
