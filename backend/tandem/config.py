@@ -19,6 +19,7 @@ PATH_KEYS = ("model", "draft_model", "vllm_python")
 HEADS = ("medusa", "eagle", "eagle3", "mtp", "mlp_speculator")  # they read hidden states
 LOOKUPS = ("ngram", "suffix")  # they read the text alone
 WITH_KV = ("draft_model", "eagle", "eagle3", "mtp")  # the draft has a KV cache of its own
+LONGEST_DRAFT = 64  # tokens
 METHODS = ("draft_model", *HEADS, *LOOKUPS, "none")
 OTHER_NAMES = {
     "target_model": "model",
@@ -33,6 +34,8 @@ OTHER_NAMES = {
     "speculative_config": "the keys that README.md lists",
 }
 """What vLLM and its earlier versions call them."""
+_LOOKUP_AS_MODEL = "[ngram]"
+"""What earlier versions of vLLM took for the name of a model."""
 
 
 def _absolute(key: str, base_dir: Path, path: str) -> Path:
@@ -88,6 +91,8 @@ def _as_tree(value: Any) -> Any:
 
 
 def _check_paths(paths: list[Any]) -> None:
+    if len(paths) > LONGEST_DRAFT:
+        raise ValueError(f"Input should be of {LONGEST_DRAFT} paths at most")
     lists = [path for path in paths if isinstance(path, list) and path]
     if len(lists) < len(paths) or not lists:
         raise ValueError("Input should be a list of lists of ranks")
@@ -160,8 +165,8 @@ class EngineConfig(BaseModel):
     speculative_method: Annotated[str | None, BeforeValidator(_as_methods)] = None
     """One method, or several by commas: lookups and at most one that guesses with a model. None:
     draft_model where a draft is given, else none."""
-    num_speculative_tokens: Annotated[Count, Field(ge=1, le=64)] = 4
-    """Most tokens drafted in a round; the nodes of a tree."""
+    num_speculative_tokens: Annotated[Count, Field(ge=1, le=LONGEST_DRAFT)] = 4
+    """Most tokens drafted in a round; the nodes of a tree, whose shape may say it instead."""
     draft_max_model_len: Annotated[Count, Field(ge=1)] | None = None
     """Tokens of a request beyond which nothing is drafted; None: as far as a draft model's
     positions reach."""
@@ -210,6 +215,11 @@ class EngineConfig(BaseModel):
         self._check_together()
 
     def _check_together(self) -> None:
+        if self.draft_model is not None and self.draft_model.name == _LOOKUP_AS_MODEL:
+            raise ConfigError(
+                f"draft_model is {_LOOKUP_AS_MODEL}: leave it empty, and set speculative_method to "
+                "ngram."
+            )
         if self.engine == "vllm":
             self._check_vllm()
         else:
@@ -247,6 +257,12 @@ class EngineConfig(BaseModel):
         if self.speculative_tree is not None and set(self.methods) <= {"ngram", "none"}:
             raise ConfigError(
                 f"speculative_tree is set but speculative_method is {self.method}: leave it empty."
+            )
+        nodes = len(self.speculative_tree) if isinstance(self.speculative_tree, list) else 0
+        if nodes > (most := self.num_speculative_tokens) and self._is_set("num_speculative_tokens"):
+            raise ConfigError(
+                f"speculative_tree has {nodes} nodes but num_speculative_tokens is {most}: leave "
+                "it empty, or leave nodes out."
             )
 
     def _check_vllm(self) -> None:
@@ -294,6 +310,9 @@ class EngineConfig(BaseModel):
                 f"{t}: choose a divisor."
             )
 
+    def _is_set(self, key: str) -> bool:
+        return key in self.model_fields_set
+
     @property
     def methods(self) -> tuple[str, ...]:
         """All methods of speculation in force."""
@@ -315,7 +334,7 @@ class EngineConfig(BaseModel):
     def lookahead(self) -> int:
         """Most drafted tokens of a request in one step."""
         if isinstance(self.speculative_tree, list):
-            return min(len(self.speculative_tree), self.num_speculative_tokens)
+            return len(self.speculative_tree)
         return 0 if self.method == "none" else self.num_speculative_tokens
 
     @classmethod

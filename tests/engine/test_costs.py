@@ -60,6 +60,23 @@ def test_what_rounds_take_between_their_passes_grows_with_the_requests():
     assert between.besides(8) == pytest.approx(2.0)
 
 
+@pytest.mark.parametrize("disturbed", [500.0, 0.0])
+def test_one_value_that_was_disturbed_is_no_measure(disturbed):
+    """Nor is one of nothing."""
+    between, costs = BetweenPasses(), RoundCosts({1: 1.0})
+    for seconds in (disturbed, 1.0, 1.0, 1.0):
+        between.observe(8, 2 * seconds, by_model=True)
+        costs.observe_draft(1, 0, seconds, read=100)
+    assert 1.0 <= costs.reading(100) < 1.6
+    between.observe(8, 1.0)
+    assert 0.5 < between.besides(8) < 3.5
+    for _ in range(3):
+        between.observe(8, 0.0, by_model=True)
+        costs.observe_draft(1, 0, 0.0, read=100)
+    assert costs.reading(100) > 0.3
+    assert between.besides(8) > 0.3
+
+
 def test_what_is_done_behind_a_draft_is_no_plain_rounds_cost():
     """And a draft whose round ended unseen is not the next one's, in which nothing is drafted."""
     costs = RoundCosts({4: 1.0, 64: 1.0})

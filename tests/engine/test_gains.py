@@ -137,6 +137,19 @@ def test_a_method_that_has_become_good_is_believed_before_long(hopeless):
     assert 2 <= tries <= 4
 
 
+@pytest.mark.parametrize(("chance", "anew"), [(0.95, True), (0.5, False)])
+def test_so_is_one_that_was_not_bad_before(chance, anew):
+    """But not one that is as it was."""
+    gains, draws = Gains(COUNT), np.random.default_rng(0)
+    for turn in range(1500):
+        learn(gains, {}, 1, 1, [1] * (turn % 2))
+    known = gains._all[Gains.size(COUNT)]
+    assert 0.45 < first_chance(gains) < 0.55
+    for _ in range(30):
+        tried(gains, 1, [1] * bool(draws.random() < chance))
+    assert (gains._all[Gains.size(COUNT)] is not known) == anew
+
+
 @pytest.mark.parametrize(("chance", "most"), [(0.02, 1), (0.2, 2)])
 def test_that_a_method_is_lucky_now_and_then_makes_it_no_better(chance, most):
     gains, draws, believed = Gains(COUNT), np.random.default_rng(0), 0
@@ -150,9 +163,9 @@ def test_that_a_method_is_lucky_now_and_then_makes_it_no_better(chance, most):
 def test_what_is_believed_to_be_good_enough_is_not_doubted():
     gains = Gains(COUNT)
     for turn in range(400):
-        learn(gains, {}, 1, 1, [1] * (turn % 2))
+        learn(gains, {}, 1, 1, [1] * (turn % 3 > 0))
     known = gains._all[Gains.size(COUNT)]
-    assert 0.45 < first_chance(gains) < 0.55
+    assert 0.6 < first_chance(gains) < 0.7
     known.doubt = 6.0  # when it was believed to be worse
     for _ in range(60):
         tried(gains, 1, [1])

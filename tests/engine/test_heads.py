@@ -1,15 +1,18 @@
 """Heads over hidden states of the target: lossless whatever they guess, guessing as published."""
 
+import json
 import random
 import re
+import shutil
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from tandem import SamplingParams
 from tandem.drafting.heads.checkpoint import read_head
 from tandem.errors import CheckpointError
+from tests.engine.checkpoints import make_checkpoint
 from tests.engine.head_reference import GUESSES, Reference
 from tests.engine.heads import (
     HIDDEN,
@@ -73,7 +76,7 @@ def test_greedy_text_is_the_targets_own(engine, heads, prompts, expected, method
     if "kv_cache_memory" in more and method not in WITHOUT_KV:
         more = more | {"kv_cache_memory": "160KiB"}
     parameters = drafting(method, heads[method])
-    one = engine(**parameters, num_speculative_tokens=6, **TREES[tree], **more)
+    one = engine(**parameters, num_speculative_tokens=7, **TREES[tree], **more)
     outputs = one.generate(prompts, SamplingParams(temperature=0, max_tokens=LENGTH))
     assert [output.token_ids for output in outputs] == expected
     assert all(output.stats.drafted for output in outputs)
@@ -298,6 +301,24 @@ def test_a_target_of_two_ranks_has_a_head_too(engine, heads, prompts, expected, 
     outputs = one.generate(prompts, SamplingParams(temperature=0, max_tokens=LENGTH))
     assert [output.token_ids for output in outputs] == expected
     assert sum(output.stats.drafted for output in outputs)
+
+
+def test_mimo_runs_by_its_own_module(engine, tmp_path):
+    """A Qwen2 whose folder has a module for MTP."""
+    qwen = make_checkpoint(tmp_path / "qwen", "qwen2", seed=3)
+    make_head(tmp_path / "mimo", "mtp")
+    ours, layers = tmp_path / "mimo", load_file(qwen / "model.safetensors")
+    save_file(layers | load_file(ours / "model.safetensors"), ours / "model.safetensors")
+    own = {"architectures": ["MiMoForCausalLM"], "model_type": "mimo", "attention_bias": True}
+    own |= {"num_nextn_predict_layers": 1}
+    config = json.loads((qwen / "config.json").read_text()) | own
+    (ours / "config.json").write_text(json.dumps(config))
+    shutil.copy(qwen / "tokenizer.json", ours)
+    one = engine(model=ours, speculative_method="mtp", num_speculative_tokens=3)
+    prompts = [[1, 2, 3, 4], [7, 8], [9, 9, 9]]
+    outputs = one.generate(prompts, SamplingParams(temperature=0, max_tokens=LENGTH))
+    assert [output.token_ids for output in outputs] == hf_greedy(qwen, prompts, LENGTH)
+    assert all(output.stats.drafted for output in outputs)
 
 
 @pytest.mark.parametrize("method", ["eagle", "mtp"])

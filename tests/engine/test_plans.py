@@ -88,6 +88,49 @@ def test_where_there_is_more_room_again_it_is_planned_anew(made):
     assert found[2] > 2
 
 
+def test_a_budget_that_is_shared_out_by_turns_changes_no_plan(made):
+    world = World()
+    mixture = of_a_model(world, Guess(world, 0.95, level_s=0.01))
+    requests = [make_request([1, 2]) for _ in range(2)]
+    found = []
+    for rooms in ((3, 2), (2, 3), (3, 2)):
+        decodes = [Decode(one, room) for one, room in zip(requests, rooms, strict=True)]
+        found.append([len(one) for one in mixture.propose(decodes).tokens])
+    assert made == [2]
+    assert found == [[3, 2], [2, 2], [3, 2]]
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_where_nobody_had_room_whoever_has_some_is_planned_for(made, more):
+    world = World()
+    mixture = of_a_model(world, Guess(world, 0.95, level_s=0.01))
+    requests = [make_request([1, 2]) for _ in range(2)]
+    for rooms in ((0, 0), (0, 0), (0, more)):
+        decodes = [Decode(one, room) for one, room in zip(requests, rooms, strict=True)]
+        draft = mixture.propose(decodes)
+    assert made == [2] * (1 + more)
+    assert len(draft.tokens[1]) == more
+
+
+def test_tries_are_for_all_in_turn():
+    world = World(row_s=1.0)
+    model = Guess(world, 0.0, level_s=1.0)
+    mixture = of_a_model(world, model)
+    requests = [make_request([1, 2]) for _ in range(4)]
+    tried, propose = [], model.propose
+
+    def watched(decodes, alone=False):
+        tried.extend(place for place, one in enumerate(decodes) if one.lookahead)
+        return propose(decodes, alone)
+
+    world.run(mixture, 4, LONGEST, 200, requests)
+    model.propose = watched
+    world.run(mixture, 4, LONGEST, 20_000, requests)
+    counts = [tried.count(place) for place in range(4)]
+    assert min(counts) >= 3
+    assert max(counts) - min(counts) <= 2
+
+
 def test_where_room_was_not_what_was_short_more_of_it_changes_nothing(made):
     world = World(row_s=0.2)
     mixture = of_a_model(world, Guess(world, 0.6, level_s=0.1))

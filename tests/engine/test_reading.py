@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem.drafting import Verdict
+from tandem.drafting import Draft, Verdict
 from tandem.drafting.agenda import NO_PLANS
 from tandem.drafting.choosing import Method
 from tandem.drafting.costs import READ_ALONG, Load, RoundCosts
@@ -230,3 +230,40 @@ def test_what_a_model_saves_is_by_what_lookups_found():
         assert choice.place == 1
         saves.append(choice.saves)
     assert 0 < saves[1] < 0.9 * saves[0]
+
+
+class InParts(Guess):
+    """Reads so many tokens a round, and drafts nothing for who lacks more."""
+
+    most, reading_s = 1000, 0.01
+
+    def propose(self, decodes, alone=False):
+        through = []
+        for request, lookahead in decodes:
+            unread = request.computed - request.draft_computed
+            part = min(unread, self.most) if lookahead else 0
+            self.world.now += self.reading_s * part
+            request.draft_computed += part
+            through.append(lookahead if part == unread else 0)
+        draft = super().propose([Decode(None, length) for length in through])
+        return draft if any(through) else Draft([[] for _ in decodes])
+
+
+def test_a_long_text_is_read_in_parts():
+    """Until its end nothing is drafted, and each part takes what it takes."""
+    world = World()
+    model = InParts(world, 0.9, level_s=0.1)
+    mixture = of_a_model(world, model)
+    request = make_request([1] * 5000, max_total=20_000)
+    request.computed = 5000
+    for left in (4000, 3000, 2000, 1000):
+        world.run(mixture, 1, LONGEST, 1, [request])
+        assert request.computed - request.draft_computed == left
+        known = mixture.planner.requests[request]
+        assert not known.drafted
+        assert not known.stay
+        mixture.watch.learn()
+        assert mixture.costs.reading(1000) == pytest.approx(1000 * model.reading_s, rel=0.01)
+    world.run(mixture, 1, LONGEST, 1, [request])
+    assert known.drafted
+    assert known.stay

@@ -70,6 +70,12 @@ def test_they_are_kept_again_for_who_comes():
     assert not sparing.spares
 
 
+def test_a_head_that_looks_at_an_end_alone_is_tried_again_for_those_that_stay():
+    found = stretches(watched(Sparing(may_spare=True, reads_all=False), 4000))
+    lengths = [length for _, length in found]
+    assert lengths[:2] == [FIRST_SPARED, 2 * FIRST_SPARED]
+
+
 def test_a_head_that_pays_or_drafts_is_shown_all():
     assert not watched(Sparing(may_spare=True), 1000, pays=True)
     assert not watched(Sparing(may_spare=False), 1000)

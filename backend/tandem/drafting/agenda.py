@@ -152,14 +152,14 @@ class Agenda(NamedTuple):
 
     def idles_on(self, decodes: Sequence[Decode]) -> bool:
         """Whether nothing is drafted for these either, as nothing was: who comes is the last, who
-        goes leaves fewer, and where there is room again the first has some."""
+        goes leaves fewer, and nobody has more room."""
         mine = self.decodes
         return (
             not self.passing
             and len(decodes) == len(mine)
             and decodes[-1].request is mine[-1].request
             and decodes[0].request is mine[0].request
-            and decodes[0].lookahead <= self.most
+            and max([one.lookahead for one in decodes]) <= self.most
         )
 
     def idle_for(self, turn: Turn) -> Agenda | None:
@@ -212,8 +212,9 @@ class Agenda(NamedTuple):
         """The same where some requests have gone, others have come, or they have other room for
         drafts, as they do near their ends; None where nobody is left, far more or fewer than it was
         made for are there with some that have come, there are not rows enough for all of them, or
-        one that took all the room there was has more. (Where one of few goes, the next mostly comes
-        a round later, and then they are as many as before.)"""
+        one that took all the room there was has several tokens more, or any where it had none.
+        (Where one of few goes, the next mostly comes a round later, and then they are as many as
+        before.)"""
         decodes, came = turn.decodes, self._came(turn.decodes)
         others = not alike(self.batch, len(decodes))
         if len(came) == len(decodes) or (came and others):
@@ -226,7 +227,8 @@ class Agenda(NamedTuple):
         requests, asked = list[Known](), list[int]()
         for request, room in decodes:
             known = mine[request]
-            if room > known.room and known.wish >= known.room:  # it was all that there was room for
+            more = room - known.room - (known.room > 0)  # (a budget is shared out by turns)
+            if more > 0 and known.wish >= known.room:  # it was all that there was room for
                 return None
             requests.append(known)
             asked.append(0 if request.states_lost else min(known.wish, room))

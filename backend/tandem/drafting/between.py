@@ -15,6 +15,16 @@ def averaged(old: float | None, new: float, memory: float = MEMORY) -> float:
     return new if old is None else memory * old + (1 - memory) * new
 
 
+def steadied(known: float | None, new: float, memory: float = MEMORY) -> float:
+    """The same, of times of which any may have been disturbed, the first ones too, behind which
+    perhaps no others would come."""
+    if not known:
+        return new
+    if new > 0:
+        known = min(known, OUTLIER * new)
+    return averaged(known, min(new, OUTLIER * known), memory)
+
+
 class BetweenPasses:
     """Seconds from the end of a round to that of the next one, its pass, a model's draft and asking
     lookups not counted."""
@@ -28,14 +38,11 @@ class BetweenPasses:
     def observe(self, requests: int, seconds: float, by_model: bool = False) -> None:
         """It took so long with so many requests. by_model: the model drafted, which takes
         longer to plan and to learn from."""
-        known = self._drafting if by_model else self._plain
         each = seconds / (NOBODY + requests)
-        if known:
-            if by_model:  # the first ones may have been disturbed, and then no others would come
-                known = min(known, OUTLIER * each)
-            each = averaged(known, min(each, OUTLIER * known), LONG_MEMORY)
         if by_model:
-            self._drafting = each
+            self._drafting = steadied(self._drafting, each, LONG_MEMORY)
+        elif self._plain:
+            self._plain = averaged(self._plain, min(each, OUTLIER * self._plain), LONG_MEMORY)
         else:
             self._plain = each
 

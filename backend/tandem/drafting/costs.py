@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tandem.drafting.between import NOBODY, OUTLIER, BetweenPasses, averaged
+from tandem.drafting.between import NOBODY, OUTLIER, BetweenPasses, steadied
 from tandem.drafting.times import TextTimes, Times
 
 A_LEVEL = 0.05  # of a pass, that a level of a model's draft is expected to take, and...
@@ -172,8 +172,8 @@ class RoundCosts:
         else took the processor, as far as is known."""
         if read > READ_ALONG * requests:
             reading = max(0.0, seconds - self.drafts(requests, round(levels))[round(levels)])
-            self._reading = averaged(self._reading, reading / read)
-        elif seconds > 0 and usual:
+            self._reading = steadied(self._reading, reading / read)
+        elif levels and seconds > 0 and usual:
             self._drafted = self._drafted or DraftTimes()
             self._drafted.observe(requests, levels, seconds)
 

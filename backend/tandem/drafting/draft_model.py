@@ -38,19 +38,23 @@ class DraftModel:
         self.max_depth = runner.config.max_position
 
     def ready(self, decodes: Sequence[Decode]) -> list[int]:
-        """Those whose texts end within the step's budget; one that lacks more is fed a chunk."""
-        ready: list[int] = []
-        budget = self.token_budget
-        for index, decode in enumerate(decodes):
-            missing = len(decode.request.tokens) - decode.request.draft_computed
-            if missing <= budget:
-                ready.append(index)
-            elif budget > 0:
-                self._feed(decode.request, budget)
-            budget -= missing
-        return ready
+        """Those whose texts end within the step's budget, those that lack least first; the next one
+        is fed what is left of it."""
+        missing = [len(one.request.tokens) - one.request.draft_computed for one in decodes]
+        if sum(missing) <= self.token_budget:
+            return list(range(len(decodes)))
+        ready, budget = list[int](), self.token_budget
+        for index in sorted(range(len(decodes)), key=missing.__getitem__):
+            if missing[index] > budget:
+                self._feed(decodes[index].request, budget)
+                break
+            ready.append(index)
+            budget -= missing[index]
+        return sorted(ready)
 
     def _feed(self, request: Request, length: int) -> None:
+        if not length:
+            return
         start = request.draft_computed
         query = Query(request.blocks, start, length)
         self._forward(request.tokens[start : start + length], [query], rows=[])

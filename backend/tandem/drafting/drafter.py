@@ -75,27 +75,30 @@ class Drafter:
         `Proposer.propose`; timed: by it is learnt what drafts take; now: this round; asking:
         whether lookups are asked in it."""
         self.sparing.drafted(agenda.saved)
-        self._mine, read = agenda.asks.places, 0
+        places = agenda.asks.places
+        for place in places:
+            if self._reading.unread(agenda.decodes[place].request) > READ_ALONG:
+                self._reading.caught_up(agenda.requests[place], now, asking)
+        draft = self._draft(agenda, agenda.asks, agenda.worth, parts, alone, timed)
+        self._mine = [place for place in places if _drafts_for(draft, place)]
         for place in self._mine:
-            known = agenda.requests[place]
-            unread = self._reading.unread(agenda.decodes[place].request)
-            if unread > READ_ALONG:
-                self._reading.caught_up(known, now, asking)
-            known.drafted = True
-            read += unread
-        return self._draft(agenda, agenda.asks, agenda.worth, parts, alone, timed, read)
+            agenda.requests[place].drafted = True
+        return draft
 
     def probe(self, agenda: Agenda, parts: list[Part], alone: bool) -> Draft:
-        """Tries the model, which is not expected to pay, for the request that loses least by it."""
+        """Tries the model, which is not expected to pay, for the request that loses least by it, of
+        equal ones in turn."""
         places = able(agenda.decodes, agenda.requests, self.place)
         waived = {place: _waived(agenda, place) for place in places}
         unread = {place: self._reading.unread(agenda.decodes[place].request) for place in places}
-        place = min(places, key=lambda one: (waived[one], unread[one]))
+        tries = {place: agenda.requests[place].tries for place in places}
+        place = min(places, key=lambda one: (waived[one], unread[one], tries[one]))
+        agenda.requests[place].tries += 1
         asked = [0] * len(parts)
         asked[place] = min(PROBE, agenda.decodes[place].lookahead)
         asks = asks_of(agenda.decodes, asked)
         began = self.watch.clock()
-        draft = self._draft(agenda, asks, 0.0, parts, alone, timed=True, read=unread[place])
+        draft = self._draft(agenda, asks, 0.0, parts, alone, timed=True)
         took = agenda.took + self._seconds(began, draft)
         self._charge(len(parts), took + waived[place])
         return draft
@@ -144,10 +147,9 @@ class Drafter:
         parts: list[Part],
         alone: bool,
         timed: bool,
-        read: int,
     ) -> Draft:
-        """read: tokens of their texts, that it has to read first."""
         mine, self.asked = asks.places, asks.lengths
+        unread = self._unread(asks) if timed else 0
         if self.proposer.confidence is not None:
             self.proposer.confidence.open_from(worth)
         began = self.watch.clock()
@@ -157,13 +159,19 @@ class Drafter:
             self.held.show(requests)
         found = self.proposer.propose(asks.decodes, alone)
         if timed:
-            self.watch.drafted(_drawn(asks, found), self._seconds(began, found), read)
+            seconds = self._seconds(began, found)
+            self.watch.drafted(_drawn(asks, found), seconds, unread - self._unread(asks))
         for place in mine:
             known, drafted = agenda.requests[place], found.tokens[place]
             known.drafts += bool(drafted)
-            if self.place and (drafted or (found.sure and found.sure[place])):  # or it still reads
+            if self.place and _drafts_for(found, place):
                 parts[place], known.taken = part_of(found, place), self.place
         return found
+
+    def _unread(self, asks: Asks) -> int:
+        """Tokens that it has to read for those that it is asked for."""
+        unread = [self._reading.unread(asks.decodes[place].request) for place in asks.places]
+        return sum([max(0, one) for one in unread])
 
     def _seconds(self, began: float, draft: Draft) -> float:
         """That drafting took."""
@@ -180,9 +188,16 @@ def _waived(agenda: Agenda, place: int) -> float:
     return agenda.gains[place] / agenda.plan.rate
 
 
+def _drafts_for(found: Draft, place: int) -> bool:
+    """Whether something was drafted for the request at this place, or might have been; a long text
+    is read part by part, and nothing is drafted before its end."""
+    return bool(found.tokens[place] or (found.sure and found.sure[place]))
+
+
 def _drawn(asks: Asks, found: Draft) -> list[int]:
-    """Levels of each draft: where one ended by itself, that at which it did counts too."""
+    """Levels of each draft: where one ended by itself, that at which it did counts too. None of
+    those whose texts are still read."""
     asked, places = asks.lengths, asks.places
     if found.sure is None:
-        return [asked[place] for place in places]
-    return [len(found.sure[place]) or len(found.tokens[place]) or asked[place] for place in places]
+        return [asked[place] if found.tokens[place] else 0 for place in places]
+    return [len(found.sure[place]) or len(found.tokens[place]) for place in places]

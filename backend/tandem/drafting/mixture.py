@@ -69,7 +69,7 @@ class MixtureProposer(Proposer):
                 self.watch,
                 shares_prefixes,
                 most_requests,
-                Sparing(may_spare),
+                Sparing(may_spare, self.model.proposer.reads_all),
                 self.planner.reading,
             )
         self._rests = Rests()
@@ -222,6 +222,7 @@ class MixtureProposer(Proposer):
     def _wake(self) -> None:
         """Before a sleep is over."""
         self._naps.broken_off(self._sleeps_until - self._rounds - 1)
+        self._rests.broken_off(self._rounds)
         self._sleeps_until = 0
 
     def _idles_on(self, agenda: Agenda) -> bool:
@@ -246,7 +247,7 @@ class MixtureProposer(Proposer):
         shows = self.watch.ended(begun, rows, seconds)
         if self._drafts is not None:
             self._naps.timed(self._drafts, shows)
-        if shows and not begun.by_model:
+        if shows and not begun.by_model and begun.rows == begun.load.requests:
             self._rests.shown(self._rounds)
 
     def _carry_out(

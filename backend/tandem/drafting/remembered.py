@@ -98,6 +98,8 @@ class Known:
     """Whether the model has drafted as it was planned, and..."""
     stay: int = 0
     """... tokens of such rounds since it had to read more than it does in passing."""
+    tries: int = 0
+    """Rounds in which the model was tried for it."""
 
     def begin(self, load: Load, now: int) -> None:
         """Anew in this round."""

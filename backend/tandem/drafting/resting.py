@@ -57,6 +57,10 @@ class Rests:
         self._last_planned = max(self._last_planned, until - 1)
         return until
 
+    def broken_off(self, now: int) -> None:
+        """Behind the round `now` others come than were planned."""
+        self._last_planned = min(self._last_planned, now)
+
     def shown(self, now: int) -> None:
         """The round `now` has shown what rounds without drafts take."""
         if self._until:

@@ -23,9 +23,9 @@ KEEPING = 0.1  # of the time, that it takes to keep states: as much must drafts 
 class Sparing:
     """Of one head."""
 
-    def __init__(self, may_spare: bool) -> None:
-        """may_spare: whether states may be lost at all."""
-        self._may_spare = may_spare
+    def __init__(self, may_spare: bool, reads_all: bool = True) -> None:
+        """may_spare: whether states may be lost at all; reads_all: as in `Proposer`."""
+        self._may_spare, self._reads_all = may_spare, reads_all
         self.spares = False
         """Whether no states are kept."""
         self._since = 0
@@ -33,7 +33,8 @@ class Sparing:
         self._saved = 0.0
         """... shares of the time that drafts have saved since, summed over rounds."""
         self._until = 0
-        """The round from which on states are kept again when somebody comes, ..."""
+        """The round from which on states are kept again when somebody comes for whom all are there,
+        as they are for any request of a head that looks at a text's end, ..."""
         self._batch = 0
         """... as none were kept for so many requests."""
         self._rounds = FIRST_SPARED
@@ -49,7 +50,7 @@ class Sparing:
         batch = running + waiting
         if self.spares:
             fewer = batch < self._batch and not alike(batch, self._batch)
-            if fewer or (waiting and now >= self._until):
+            if fewer or (now >= self._until and (waiting or not self._reads_all)):
                 self._begin(now)
         elif self._may_spare and now - self._since >= KEPT_FOR and running:
             saves = self._saved >= KEEPING * (now - self._since)

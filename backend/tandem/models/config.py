@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from tandem.errors import CheckpointError
 
 FAMILIES = {
+    "MiMoForCausalLM": "qwen2",  # with modules for MTP beside its layers
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
     "Qwen2ForCausalLM": "qwen2",
@@ -29,7 +30,7 @@ class RopeScaling(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Shape of a dense decoder: Llama, Mistral, Qwen2 or Qwen3."""
+    """Shape of a dense decoder: Llama, Mistral, Qwen2 (MiMo too) or Qwen3."""
 
     family: str
     vocab_size: int
@@ -64,8 +65,9 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(
-            f"{path} does not exist: point the parameter at a checkpoint folder in Hugging Face "
-            "layout (config.json, safetensors, tokenizer.json)."
+            f"{path} does not exist: point the parameter (model or draft_model) at a checkpoint "
+            "folder in Hugging Face layout (config.json, safetensors, tokenizer.json); names of a "
+            "hub are not fetched."
         ) from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}): restore the file.") from None

@@ -1,4 +1,4 @@
-"""One decoder for the dense families: Llama, Mistral, Qwen2, Qwen3.
+"""One decoder for the dense families: Llama, Mistral, Qwen2 (MiMo too), Qwen3.
 
 Works on a flat batch: T rows, one a token, of any mix of requests. Which rows see which keys is
 the business of the `Attention` it is handed.

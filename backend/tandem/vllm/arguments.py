@@ -204,8 +204,9 @@ def sampling_arguments(request: Request) -> dict[str, Any]:
 
 
 def draft_limit(params: SamplingParams) -> int | None:
-    """Most drafted tokens a step. None of them where vLLM would not do what the request says:
-    it draws drafted positions without regard to the seed, min_p and logit_bias."""
+    """Most drafted tokens a step. None of them where vLLM would not do what the request says: what
+    a seed draws depends on what was drafted there, and min_p and logit_bias do not hold for drafted
+    positions."""
     drawn = not params.greedy and (params.seed is not None or params.min_p > 0)
     if drawn or params.logit_bias:
         return 0
