@@ -77,6 +77,14 @@ def test_one_value_that_was_disturbed_is_no_measure(disturbed):
     assert between.besides(8) > 0.3
 
 
+def test_a_draft_of_nothing_teaches_nothing_of_drafts():
+    costs = RoundCosts({1: 1.0})
+    costs.observe_draft(1, 4, 0.4, read=0)
+    known = costs.drafts(1, 8)
+    costs.observe_draft(1, 0, 50.0, read=0)
+    assert costs.drafts(1, 8) == known
+
+
 def test_what_is_done_behind_a_draft_is_no_plain_rounds_cost():
     """And a draft whose round ended unseen is not the next one's, in which nothing is drafted."""
     costs = RoundCosts({4: 1.0, 64: 1.0})

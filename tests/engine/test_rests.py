@@ -7,7 +7,7 @@ from tandem.drafting.costs import Load
 from tandem.drafting.mixture import MixtureProposer
 from tandem.drafting.resting import FIRST_REST, Rests
 from tandem.drafting.stopwatch import Begun
-from tests.engine.policy_world import LONGEST, Guess, World
+from tests.engine.policy_world import LONGEST, Guess, World, of_a_model
 
 
 @pytest.mark.parametrize(("rows", "ends"), [(1, True), (3, False)])
@@ -24,6 +24,15 @@ def test_a_round_in_which_lookups_drafted_ends_no_rest(rows, ends):
     mixture._round = Begun(Load(1), "", by_model=False, rows=rows)
     mixture.passed(rows, world.pass_s(rows))
     assert mixture._rests.due(now + 1, promised=1.0) is not ends
+
+
+def test_a_sleep_that_is_broken_off_was_planned_no_further():
+    world = World()
+    mixture = of_a_model(world, Guess(world, 0.9, level_s=0.1))
+    mixture._rounds, mixture._sleeps_until = 10, 30
+    mixture._rests._last_planned = 29
+    mixture._wake()
+    assert mixture._rests._last_planned == 10
 
 
 @pytest.mark.parametrize("broken_off", [False, True])

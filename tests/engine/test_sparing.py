@@ -76,6 +76,15 @@ def test_a_head_that_looks_at_an_end_alone_is_tried_again_for_those_that_stay():
     assert lengths[:2] == [FIRST_SPARED, 2 * FIRST_SPARED]
 
 
+@pytest.mark.parametrize("reads_all", [False, True])
+def test_a_mixture_says_what_its_head_looks_at(reads_all):
+    world = World()
+    head = Guess(world, 0.5, level_s=0.1)
+    head.reads_all = reads_all
+    mixture = MixtureProposer([Method("head", head, False)], LONGEST, world.costs())
+    assert mixture._drafter.sparing._reads_all is reads_all
+
+
 def test_a_head_that_pays_or_drafts_is_shown_all():
     assert not watched(Sparing(may_spare=True), 1000, pays=True)
     assert not watched(Sparing(may_spare=False), 1000)

@@ -16,7 +16,7 @@ LEAST = 1e-9  # of a chance: others are divided by it
 STEADY = 8  # times as many drafts must be known as may come, before a method is judged anew, ...
 MOST_UNSEEN = 32  # ... and no more than so many
 DOUBTED = 0.55  # of a first token, and less: that its method is worth no more is tested, against...
-SURE = log(1000)  # ... PRIOR, or halfway to 1: so many times as likely this must be
+SURE = log(1000)  # ... PRIOR: so many times as likely this must be
 UNUSED = 0.97  # what they count for after a round without one
 
 
@@ -40,8 +40,8 @@ class _Record:
         self.drafts = 0
         """Learnt from, those that have faded too."""
         self.doubt = 0.0
-        """Logarithm of how many times as likely it is, that of late first tokens were kept by a far
-        greater chance and not as was believed."""
+        """Logarithm of how many times as likely it is, that of late first tokens were kept by PRIOR
+        and not as was believed."""
 
     def fade(self, rounds: int) -> None:
         """So many had no draft."""
@@ -175,8 +175,7 @@ class Gains:
         if believed > DOUBTED:
             record.doubt = 0.0
             return
-        better = max(PRIOR, (1 + believed) / 2)
-        record.doubt += log(better / believed if kept else (1 - better) / (1 - believed))
+        record.doubt += log(PRIOR / believed if kept else (1 - PRIOR) / (1 - believed))
         record.doubt = max(0.0, record.doubt)
         if record.doubt > SURE:
             del self._all[size], self._usual[size], self._renewed[size]
