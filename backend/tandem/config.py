@@ -166,7 +166,8 @@ class EngineConfig(BaseModel):
     """One method, or several by commas: lookups and at most one that guesses with a model. None:
     draft_model where a draft is given, else none."""
     num_speculative_tokens: Annotated[Count, Field(ge=1, le=LONGEST_DRAFT)] = 4
-    """Most tokens drafted in a round; the nodes of a tree, whose shape may say it instead."""
+    """Most tokens drafted in a round; the nodes of a tree, all of its shape's if this is not set,
+    else the likeliest."""
     draft_max_model_len: Annotated[Count, Field(ge=1)] | None = None
     """Tokens of a request beyond which nothing is drafted; None: as far as a draft model's
     positions reach."""
@@ -258,12 +259,6 @@ class EngineConfig(BaseModel):
             raise ConfigError(
                 f"speculative_tree is set but speculative_method is {self.method}: leave it empty."
             )
-        nodes = len(self.speculative_tree) if isinstance(self.speculative_tree, list) else 0
-        if nodes > (most := self.num_speculative_tokens) and self._is_set("num_speculative_tokens"):
-            raise ConfigError(
-                f"speculative_tree has {nodes} nodes but num_speculative_tokens is {most}: leave "
-                "it empty, or leave nodes out."
-            )
 
     def _check_vllm(self) -> None:
         if len(self.methods) > 1:
@@ -310,9 +305,6 @@ class EngineConfig(BaseModel):
                 f"{t}: choose a divisor."
             )
 
-    def _is_set(self, key: str) -> bool:
-        return key in self.model_fields_set
-
     @property
     def methods(self) -> tuple[str, ...]:
         """All methods of speculation in force."""
@@ -334,7 +326,9 @@ class EngineConfig(BaseModel):
     def lookahead(self) -> int:
         """Most drafted tokens of a request in one step."""
         if isinstance(self.speculative_tree, list):
-            return len(self.speculative_tree)
+            nodes = len(self.speculative_tree)
+            is_set = "num_speculative_tokens" in self.model_fields_set
+            return min(nodes, self.num_speculative_tokens) if is_set else nodes
         return 0 if self.method == "none" else self.num_speculative_tokens
 
     @classmethod

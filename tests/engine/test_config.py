@@ -16,7 +16,7 @@ NAN, INF = float("nan"), float("inf")
 NUMBER_WORDS = ["many", NAN, INF, "nan", [1], {}, True, False, "true"]
 COUNT = [0, -1, 1.5, "0", None, *NUMBER_WORDS]
 OPTIONAL_COUNT = [value for value in COUNT if value is not None]
-SHAPE = [[0], [1], [0, 0]]
+SHAPE, MTP = [[0], [1], [0, 0]], {"speculative_method": "mtp"}
 FLAG = ["maybe", 2, None, [], 0.5]
 
 BAD = {
@@ -142,10 +142,6 @@ def test_a_missing_model_is_named():
         ({"prompt_lookup_min": 4, "prompt_lookup_max": 3}, ["prompt_lookup_min", "4", "3"]),
         ({"max_num_seqs": 65, "max_num_batched_tokens": 64}, ["max_num_seqs", "65", "64"]),
         ({"speculative_method": "draft_model"}, ["speculative_method", "draft_model is not set"]),
-        (
-            {"draft_model": "d", "speculative_tree": SHAPE, "num_speculative_tokens": 2},
-            ["speculative_tree has 3", "num_speculative_tokens is 2"],
-        ),
         ({"draft_model": "[ngram]"}, ["draft_model is [ngram]", "speculative_method to ngram"]),
     ],
 )
@@ -162,6 +158,8 @@ def test_contradictions_name_both_values(values, names):
         ({"draft_model": "d"}, "draft_model", 4),
         ({"draft_model": "d", "speculative_method": "none"}, "none", 0),
         ({"draft_model": "d", "speculative_tree": SHAPE}, "draft_model", 3),
+        ({"speculative_tree": SHAPE, "num_speculative_tokens": 2} | MTP, "mtp", 2),
+        ({"speculative_tree": SHAPE, "num_speculative_tokens": 8} | MTP, "mtp", 3),
         ({"draft_model": "d", "speculative_tree": [*SHAPE, [0, 1], [0, 2]]}, "draft_model", 5),
         ({"speculative_method": "ngram", "num_speculative_tokens": 7}, "ngram", 7),
         ({"speculative_method": "suffix, mtp"}, "mtp", 4),

@@ -76,7 +76,7 @@ def test_greedy_text_is_the_targets_own(engine, heads, prompts, expected, method
     if "kv_cache_memory" in more and method not in WITHOUT_KV:
         more = more | {"kv_cache_memory": "160KiB"}
     parameters = drafting(method, heads[method])
-    one = engine(**parameters, num_speculative_tokens=7, **TREES[tree], **more)
+    one = engine(**parameters, num_speculative_tokens=6, **TREES[tree], **more)
     outputs = one.generate(prompts, SamplingParams(temperature=0, max_tokens=LENGTH))
     assert [output.token_ids for output in outputs] == expected
     assert all(output.stats.drafted for output in outputs)
