@@ -32,6 +32,7 @@ class Triton:
         self.asked, self.goes_on = [], asyncio.Event()
         self.piece, self.pieces, self.breaks_off = b"data", 0, False
         self.is_full = False
+        self.misreads, self.declares = False, True
 
     async def show(self, request):
         """Some metrics."""
@@ -43,7 +44,17 @@ class Triton:
             request.transport.abort()
         return response
 
+    def declare(self):
+        """The model's inputs."""
+        if not self.declares:
+            return web.Response(status=400, text="{}")
+        kinds = {"n": "UINT32", "m": "BYTES", "l": "UINT8"}
+        inputs = [{"name": name, "datatype": kind} for name, kind in kinds.items()]
+        return web.json_response({"inputs": inputs})
+
     async def handle(self, request):
+        if request.method == "GET":
+            return self.declare()
         assert request.content_length is not None  # its length is said, as by its client
         self.asked.append(await request.json())
         if "cancel" in self.asked[-1]:
@@ -53,6 +64,9 @@ class Triton:
             body = json.dumps({"error": FULL})
             stream = request.path.endswith("_stream")
             return web.Response(text=f"data: {body}\n\n" if stream else body, status=400)
+        if self.misreads:
+            said = "Unable to parse 'data': attempt to access JSON non-unsigned-integer as unsigned-integer"
+            return web.json_response({"error": said}, status=500)
         response = web.StreamResponse()
         await response.prepare(request)
         await response.write(self.piece)
@@ -177,6 +191,24 @@ def test_who_has_left_when_something_is_written_is_taken_back_and_fills_no_log(
 
     asyncio.run(run())
     assert not caplog.records
+
+
+@pytest.mark.parametrize("declares", [True, False])
+@pytest.mark.parametrize(
+    ("value", "wrong"), [("a", True), (True, True), ([1, "a"], True), ([[1]], True), (1, False)]
+)
+def test_a_value_that_triton_cannot_read_is_named_where_that_is_known(value, wrong, declares):
+    async def run():
+        async with world() as (triton, client, url):
+            triton.misreads, triton.declares = True, declares
+            async with client.post(url, json={"n": value, "m": 1, "other": "a"}) as answer:
+                assert answer.status == 400
+                said = (await answer.json())["error"]
+            named = "'n'" if declares and wrong else "the body"
+            assert said.startswith(f"A value of {named}")
+            assert " is no unsigned-integer: send one there" in said
+
+    asyncio.run(run())
 
 
 def test_an_answer_that_breaks_off_is_no_whole_one():

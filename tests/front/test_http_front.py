@@ -122,7 +122,8 @@ def test_no_body_ends_triton(front, triton_server, body, packed):
 def test_a_value_of_another_type_is_the_clients_mistake(front, way, wrong, wanted):
     found = front.post(way, json=ASK | wrong)
     assert found.status_code == 400
-    assert f"is no {wanted} (" in found.json()["error"]
+    (name,) = wrong
+    assert f"value of '{name}' is no {wanted}: send one" in found.json()["error"]
 
 
 def test_what_is_compressed_is_read(front):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from secrets import token_hex
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from aiohttp import (
     ClientError,
@@ -23,6 +23,7 @@ from tandem.errors import NO_ROOM
 from tandem.front import CANCEL, CANCEL_ID, STALL_S
 from tandem.front.bodies import Body, TooLargeError, body_of
 from tandem.front.checks import VERSION, RefusedError, check_names, check_tensors, read_json
+from tandem.front.misread import MISREAD, Members, members_of, sentence
 from tandem.front.gate import NOT_LET_IN, Gate, Model, Refusals
 from tandem.front.room import NoRoomError, RoomOfBytes
 
@@ -35,8 +36,6 @@ JSON_BYTES: Final = "Inference-Header-Content-Length"
 _PASSED_ON: Final = ("Content-Type", JSON_BYTES)
 _AS_IT_IS: Final = {"Accept-Encoding": "identity"}
 _OK, _BAD_REQUEST, _UNAVAILABLE = 200, 400, 503
-_MISREAD: Final = re.compile(r"(?P<what>.+): attempt to access JSON non-\S+ as (?P<type>\S+)")
-"""What Triton 2.51 says of a value in a request that is of another type than it wants."""
 _COUNT: Final = re.compile("[0-9]{1,10}")
 _TAKE_BACK: Final = ClientTimeout(total=5.0)
 """Nobody waits for it."""
@@ -92,19 +91,20 @@ class HttpFront:
     async def _infer(
         self, request: web.BaseRequest, path: str, model: Model, body: Body
     ) -> web.StreamResponse:
-        name, takes_back = "", False
+        name, takes_back, members = "", False, members_of({})
         if path.endswith("/infer"):
             content = body.content
             check_tensors(read_json(content[: _json_bytes(request, len(content))]), len(content))
             del content
         else:
-            body.content, name, takes_back = named(body.content)
+            body.content, name, takes_back, members = named(body.content)
         self._gate.enter(model, takes_back)
         said = ""
         try:
             response = await self._pass_on(request, path, body)
             said = _error(response)
-            return response
+            wrong = MISREAD.fullmatch(said)
+            return await self._misread(path, wrong, members) if wrong else response
         except asyncio.CancelledError:  # the client has left
             if name:
                 self._take_back(path, name)
@@ -129,6 +129,20 @@ class HttpFront:
             return no_answer()
         async with answer:
             return await _relay(answer, request)
+
+    async def _misread(
+        self, path: str, wrong: re.Match[str], members: Members
+    ) -> web.StreamResponse:
+        """Triton says 500 of a value that it cannot read, which is a client's mistake."""
+        url = URL(self._triton + path.rpartition("/")[0], encoded=True)
+        inputs: Sequence[Mapping[str, Any]] = ()
+        try:
+            async with self._session.get(url, headers=_AS_IT_IS, timeout=_SCRAPE) as answer:
+                if answer.status == _OK:
+                    inputs = (await answer.json())["inputs"]
+        except (ClientError, TimeoutError):  # it has ended since
+            pass
+        return refusal(_BAD_REQUEST, sentence(wrong, members, inputs))
 
     def _take_back(self, path: str, name: str) -> None:
         task = asyncio.create_task(self._tell(path, name))
@@ -191,19 +205,12 @@ async def _relay(answer: ClientResponse, request: web.BaseRequest) -> web.Stream
 
 async def _relay_error(answer: ClientResponse) -> web.Response:
     """As a whole. Triton 2.51 says 400 whatever a model has said: that it is full is no mistake of
-    the client's; and 500 of a value that it cannot read, which is one."""
+    the client's."""
     try:
         body = await answer.read()
     except ClientError:
         return no_answer()
-    sentence = _sentence(body)
-    if wrong := _MISREAD.fullmatch(sentence):
-        return refusal(
-            _BAD_REQUEST,
-            f"A value of the body is no {wrong['type']} ({wrong['what']}): send one there, as the "
-            "model's inputs are declared.",
-        )
-    status = _UNAVAILABLE if NO_ROOM.fullmatch(sentence) else answer.status
+    status = _UNAVAILABLE if NO_ROOM.fullmatch(_sentence(body)) else answer.status
     return web.Response(body=body, status=status, headers=kept(answer.headers))
 
 
@@ -215,6 +222,7 @@ class Named(NamedTuple):
     """By which it can be taken back; "": it has none."""
     takes_back: bool
     """Another one."""
+    members: Members
 
 
 def named(body: bytes) -> Named:
@@ -224,12 +232,12 @@ def named(body: bytes) -> Named:
         raise RefusedError("The body is no object: send one with 'text_input'.")
     name = check_names(said)
     if name or CANCEL in said:
-        return Named(body, name, CANCEL in said)
+        return Named(body, name, CANCEL in said, members_of(said))
     name = token_hex(16)
     members = body.lstrip()[1:]
     separator = b", " if said else b""
     body = b'{"%b": "%b"%b%b' % (CANCEL_ID.encode(), name.encode(), separator, members)
-    return Named(body, name, takes_back=False)
+    return Named(body, name, False, members_of(said))
 
 
 def kept(headers: Mapping[str, str]) -> dict[str, str]:
