@@ -11,6 +11,8 @@ from tandem.drafting.lengths import (
     Option,
     Plan,
     _are_alike,
+    _at_most,
+    _own_lengths,
     best_lengths,
     outlook,
     tokens_share,
@@ -304,6 +306,23 @@ def test_gains_that_fall_otherwise_or_end_before_are_not_alike():
     assert _are_alike([near, Option([0.89, 0.85, 0.81], True)])
     for other in (far, Option([0.85, 0.3, 0.05], True), Option([], True)):
         assert not _are_alike([near, other]) and not _are_alike([other, near])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_lengths_of_their_own_yield_more_than_is_thought_possible(seed):
+    """It is why most are not looked for."""
+    random = np.random.default_rng(seed)
+    gains = [sorted(random.random(random.integers(0, 9)), reverse=True) for _ in range(4)]
+    some = [Option([float(gain) for gain in one], bool(one)) for one in gains]
+    seconds = (1 + random.uniform(0, 0.2) * np.arange(60)).tolist()
+    drafts, besides = line(random.uniform(0, 0.1)), random.uniform(0, 0.1)
+    own = _own_lengths(seconds, drafts, some, 1.0, besides, 1.0)
+    assert any(own.lengths)
+    most = _at_most(seconds, drafts, some, besides)
+    assert own.rate <= most * (1 + 1e-9)
+    same = Option(max(gains, key=len), True)
+    alike = _own_lengths(seconds, drafts, [same] * 3, 1.0, besides, 1.0)
+    assert alike.rate == pytest.approx(_at_most(seconds, drafts, [same] * 3, besides))
 
 
 def test_one_length_for_all_that_does_not_pay_is_none_at_all():

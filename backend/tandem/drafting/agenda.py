@@ -245,7 +245,8 @@ class Agenda(NamedTuple):
         )
         if not (came or (others and turn.alone)):
             return rest
-        return rest._until(min(self.until, turn.now + held(PLANNED_FOR, self.batch)))
+        until = min(self.until, turn.now + held(PLANNED_FOR, self.batch))
+        return rest._replace(until=until, rounds=min(self.rounds, PLANNED_FOR))
 
 
 def found_parts(

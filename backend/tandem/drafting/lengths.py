@@ -131,10 +131,11 @@ def best_lengths(
     one_for_all = all(option.by_model or not option.gains for option in options)
     same = _one_length(seconds, drafts, options, besides) if one_for_all else NONE_FOR_ALL
     pays = same.rate > margin * len(options) / seconds[len(options)]
-    if pays and _are_alike(options):
+    least = OWN_LENGTHS * same.rate
+    if pays and (_are_alike(options) or _at_most(seconds, drafts, options, besides) < least):
         return same
     own = _own_lengths(seconds, drafts, options, slack, besides, margin)
-    return same if pays and any(own.lengths) and own.rate < OWN_LENGTHS * same.rate else own
+    return same if pays and any(own.lengths) and own.rate < least else own
 
 
 def _are_alike(options: Sequence[Option]) -> bool:
@@ -146,6 +147,26 @@ def _are_alike(options: Sequence[Option]) -> bool:
         return False
     ends = [one[0] for one in gains], [one[-1] for one in gains]
     return all(max(end) <= ALIKE_GAINS * min(end) for end in ends)
+
+
+def _at_most(
+    seconds: list[float], drafts: Sequence[float], options: Sequence[Option], besides: float
+) -> float:
+    """A rate that lengths of their own do not exceed, where a model drafts for all: as if the best
+    tokens stood at the first levels."""
+    batch, drafting = len(options), sum(option.by_model for option in options)
+    gains = sorted([gain for option in options for gain in option.gains], reverse=True)
+    levels = range(1, 1 + -(-len(gains) // drafting))
+    each = [_levels(drafts, depth, drafting, besides) for depth in levels]
+    times = [one for one in each for _ in range(drafting)]
+    sums = list(accumulate(gains, initial=float(batch)))[1:]
+    rates = [
+        total / (one + whole + a_token * count)
+        for count, (total, one, (whole, a_token)) in enumerate(
+            zip(sums, seconds[batch + 1 :], times, strict=False), 1
+        )
+    ]
+    return max(rates, default=0.0)
 
 
 def _own_lengths(
