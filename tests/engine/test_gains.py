@@ -69,15 +69,6 @@ def test_places_that_only_the_good_reach_look_no_better_for_it():
     assert middling[2] == pytest.approx(0.5, abs=0.05)
 
 
-def test_places_that_are_judged_only_behind_kept_ones_look_no_better_for_it():
-    """As of a lookup that is not taken, but finds the same as the one that is."""
-    gains, request = Gains(COUNT), {}
-    for draft in range(800):
-        first, second = draft % 2, draft % 4 == 1
-        gains.learn(request, COUNT, 1 + first, [1] * first + [2] * second)
-    assert gains.expected(request, COUNT)[:2] == pytest.approx([0.5, 0.25], abs=0.03)
-
-
 def test_gains_never_rise():
     assert (np.diff(learn(Gains(3), {}, 100, 3, [3])) <= 0).all()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import accumulate
 from math import log
 
 PRIOR = 0.7  # of a token behind kept ones, before anything is known
@@ -27,6 +28,8 @@ class _Record:
     """
 
     def __init__(self, longest: int, memory: float) -> None:
+        self._ends = [0.0] * (longest + 1)
+        """Drafts by how many of their tokens were tried."""
         self._before = [0.0] * longest
         """By place: drafts in which it was tried and the place before was kept, and..."""
         self._kept = [0.0] * longest
@@ -51,6 +54,7 @@ class _Record:
         self.drafts += 1
         reached = tried + len(beyond)
         weight, before, counts = self._weight, self._before, self._kept
+        self._ends[reached] += weight
         if reached:
             before[0] += weight
         for place in kept:
@@ -66,6 +70,7 @@ class _Record:
             self._keep_small()
 
     def _keep_small(self) -> None:
+        self._ends = [count / self._weight for count in self._ends]
         self._before = [count / self._weight for count in self._before]
         self._kept = [count / self._weight for count in self._kept]
         self._weight = 1.0
@@ -88,16 +93,15 @@ class _Record:
         return found
 
     def expected(self, usual: list[float]) -> list[float]:
-        """The same, mixed with what the place before suggests: that chances fall as they usually
-        do. (Of a lookup's draft that was not taken more places are judged where the one that was
-        taken was kept, which goes with this one: that only the drafts count that reached a place
-        makes up for it, as in Kaplan and Meier 1958.)"""
+        """What was seen at each place, mixed with what the place before suggests: that chances fall
+        as they usually do."""
         trust = TRUST * self._weight
+        tried = reversed(list(accumulate(reversed(self._ends[1:]))))
         found: list[float] = []
-        own = least = last = 1.0
-        for before, kept, chance in zip(self._before, self._kept, usual, strict=False):
-            own = min(1.0, own * (kept + trust * chance / last) / (before + trust))
-            last, least = chance, min(least, own)
+        own = least = before = 1.0
+        for count, kept, chance in zip(tried, self._kept, usual, strict=False):
+            own = (kept + trust * own * chance / before) / (count + trust)
+            before, least = chance, min(least, own)
             found.append(least)
         return found
 
