@@ -245,8 +245,7 @@ class Agenda(NamedTuple):
         )
         if not (came or (others and turn.alone)):
             return rest
-        until = min(self.until, turn.now + held(PLANNED_FOR, self.batch))
-        return rest._replace(until=until, rounds=min(self.rounds, PLANNED_FOR))
+        return rest._until(min(self.until, turn.now + held(PLANNED_FOR, self.batch)))
 
 
 def found_parts(
