@@ -14,27 +14,39 @@ SHARED_MEMORY = 99 << 10  # bytes that every GPU of these kinds has for a progra
 
 def compiled(kernel, types, constants, target, packed=(), **options):
     """As it is launched: pointers are to addresses that 16 divides, but for those that begin
-    within another tensor."""
+    within another tensor (`packed`)."""
     signature = types | dict.fromkeys(constants, "constexpr")
     aligned = [name for name, kind in types.items() if kind[0] == "*" and name not in packed]
+    aligned += [name for name in types if name == "stride"]  # of rows: heads of 16 or more
     attributes = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
     source = ASTSource(kernel, signature, constants, attributes)
     return triton.compile(source, target=target, options=options)
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: f"sm_{target.arch}")
-@pytest.mark.parametrize(("dtype", "slots"), [("bf16", 64), ("fp16", 64), ("fp32", 32)])
-def test_attention(dtype, slots, target):
+@pytest.mark.parametrize(
+    ("dtype", "slots", "rows", "dim", "splits"),
+    [
+        ("bf16", 64, 64, 128, 8),
+        ("fp16", 64, 64, 128, 8),
+        ("fp32", 32, 64, 128, 8),
+        ("bf16", 64, 16, 128, 16),
+        ("bf16", 64, 32, 64, 1),
+        ("bf16", 32, 64, 256, 2),
+    ],
+)
+def test_attention(dtype, slots, rows, dim, splits, target):
     words = dict.fromkeys(("records", "tables", "tiles"), "*i32") | {"seen": "*i8"}
     types = {"query": f"*{dtype}", "cache": f"*{dtype}", "parts": "*fp32", "weights": "*fp32"}
     types |= words | {"scale": "fp32", "count": "i32", "stride": "i32"}
-    constants = {"KV_HEADS": 8, "SHARED": 4, "DIM": 128, "PADDED": 128, "BLOCK": 16}
-    constants |= {"ROWS": 64, "SLOTS": slots, "SPLITS": 8, "FIELDS": tree_attention.FIELDS}
+    constants = {"KV_HEADS": 8, "SHARED": 4, "DIM": dim, "PADDED": dim, "BLOCK": 16}
+    constants |= {"ROWS": rows, "SLOTS": slots, "SPLITS": splits, "FIELDS": tree_attention.FIELDS}
     attend = compiled(tree_attention._attend, types, constants, target, packed=["records"])
     assert attend.asm["cubin"]
     assert attend.metadata.shared <= SHARED_MEMORY
     types = {"parts": "*fp32", "weights": "*fp32", "out": f"*{dtype}", "count": "i32"}
-    constants = {"HEADS": 32, "DIM": 128, "PADDED": 128, "SPLITS": 8, "PADDED_SPLITS": 8}
+    constants = {"HEADS": 32, "DIM": dim, "PADDED": dim}
+    constants |= {"SPLITS": splits, "PADDED_SPLITS": splits}
     assert compiled(tree_attention._join, types, constants, target).asm["cubin"]
 
 

@@ -176,7 +176,8 @@ def choose_rounds(
 
     rule = config.acceptance_method
     rounds = GraphedRounds(target, draft, sampler, CudaGraphs(target.device), rule == "block")
-    rounds.prepare(config.max_num_seqs, config.lookahead, judged=rule == "rejection")
+    with torch.inference_mode():  # as whatever else is captured
+        rounds.prepare(config.max_num_seqs, config.lookahead, judged=rule == "rejection")
     return rounds
 
 

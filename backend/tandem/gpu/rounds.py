@@ -22,13 +22,13 @@ from tandem.gpu.round_layout import READ
 from tandem.runners.model_runner import ModelRunner
 from tandem.scheduler import Decode
 from tandem.verification.sampler import Sampler, by_rejection
+from tandem.verification.scores import MOST_SORTED
 
 logger = logging.getLogger("tandem")
 
 LENGTHS = (*range(1, 9), 10, 12, 16)  # of chains: each token is a pass of the draft
 PREPARED = 4  # requests up to which graphs are made before the first request comes
 MOST_GRAPHS = 128  # of rounds: what each takes, some MB of a large model, is never given back
-MOST_SORTED = 64  # rows: what sorting them needs is never given back
 
 
 class GraphedRounds:

@@ -195,7 +195,7 @@ def attend(query: Tensor, cache: Tensor, batch: Batch, block_size: int) -> Tenso
 
 
 @triton.jit(
-    do_not_specialize=["count", "stride"],
+    do_not_specialize=["count"],
     do_not_specialize_on_alignment=["records"],  # of a round's passes one lies behind the other
 )
 def _attend(
@@ -227,7 +227,9 @@ def _attend(
     start, end = tl.load(record + 2), tl.load(record + 3)
     table, tree, nodes = tl.load(record + 4), tl.load(record + 5), tl.load(record + 6)
 
-    folded = tl.load(tiles + 2 * item + 1) * ROWS + tl.arange(0, ROWS)
+    before = tl.load(tiles + 2 * item + 1) * ROWS
+    end = tl.where(before < length * SHARED, end, 0)  # a tile of padding reads nothing
+    folded = before + tl.arange(0, ROWS)
     row, head = folded // SHARED, kv_head * SHARED + folded % SHARED
     real = row < length
     lanes = tl.arange(0, PADDED)
@@ -253,9 +255,11 @@ def _attend(
         scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
 
         node = place - start
-        is_node = real[:, None] & (node[None] >= 0) & (node[None] < nodes)
-        above = tl.load(seen + tree + row[:, None] * nodes + node[None], mask=is_node, other=0)
-        visible = stored[None] & ((node[None] <= last[:, None]) | (above > 0))
+        visible = stored[None] & (node[None] <= last[:, None])
+        if (nodes > 0) & (at + SLOTS > start):
+            is_node = real[:, None] & (node[None] >= 0) & (node[None] < nodes)
+            above = tl.load(seen + tree + row[:, None] * nodes + node[None], mask=is_node, other=0)
+            visible = visible | (above > 0)
         scores = tl.where(visible, scores, -float("inf"))
 
         higher = tl.maximum(best, tl.max(scores, 1))
@@ -279,7 +283,7 @@ def _attend(
     tl.store(parts + out[:, None] * DIM + lanes[None], mixed, mask=real[:, None] & wide[None])
 
 
-@triton.jit(do_not_specialize=["count", "stride"])
+@triton.jit(do_not_specialize=["count"])
 def _join(
     parts,
     weights,

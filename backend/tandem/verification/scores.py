@@ -16,6 +16,8 @@ from tandem.cpu import sampling
 from tandem.request import Request, SamplingParams
 
 MOST_TOP_K = 1 << 24  # beyond any vocabulary, and all integers up to it are floats
+MOST_SORTED = 64  # rows at once: sorting takes several times the memory of its scores, and what it
+# takes within a graph is never given back
 
 
 class Row(NamedTuple):
@@ -64,20 +66,24 @@ def limited(logits: Tensor, limits: Tensor, truncates: bool) -> Tensor:
     if not truncates:
         return scored
     floor = scored.amax(-1, keepdim=True) + min_p.log()
-    return _truncate_sorted(scored.masked_fill(scored < floor, -torch.inf), top_k, top_p)
+    scored = scored.masked_fill_(scored < floor, -torch.inf)
+    for some in zip(*(of.split(MOST_SORTED) for of in (scored, top_k, top_p)), strict=True):
+        _truncate_sorted(*some)
+    return scored
 
 
-def _truncate_sorted(scored: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Keeps the k best, then of those the fewest that reach mass p (always one)."""
+def _truncate_sorted(scored: Tensor, top_k: Tensor, top_p: Tensor) -> None:
+    """Keeps the k best, then of those the fewest that reach mass p (always one); in place. (Sums
+    are of 64 bits: on GPUs their order is not fixed, and no token may be in or out by it.)"""
     vocab = scored.shape[-1]
     ordered, order = scored.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(vocab, device=scored.device)
     ordered = ordered.masked_fill((rank >= top_k) & (top_k > 0), -torch.inf)
-    before = ordered.softmax(-1).cumsum(-1).roll(1, -1)
+    before = ordered.softmax(-1).cumsum(-1, dtype=torch.float64).roll(1, -1)
     before[:, 0] = 0.0
     # p = 1 keeps everything, whatever rounding makes of the sum.
     ordered = ordered.masked_fill((before >= top_p) & (top_p < 1), -torch.inf)
-    return torch.empty_like(scored).scatter_(-1, order, ordered)
+    scored.scatter_(-1, order, ordered)
 
 
 # -- edits by history --------------------------------------------------------------------------
