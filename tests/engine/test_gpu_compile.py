@@ -1,5 +1,8 @@
 """The GPU's kernels compile for a GPU, to its machine code; none is needed for that."""
 
+import re
+import subprocess
+
 import pytest
 import triton
 from triton.backends.compiler import GPUTarget
@@ -10,6 +13,19 @@ from tandem.verification.noise import FIRST, GOLDEN, SECOND, UNIT, signed
 
 TARGETS = [GPUTarget("cuda", 80, 32), GPUTarget("cuda", 90, 32)]
 SHARED_MEMORY = 99 << 10  # bytes that every GPU of these kinds has for a program
+
+
+FEW_BYTES = 32  # that a thread may have no register for
+
+
+def bytes_spilled(kernel, folder):
+    """Of each thread, for want of registers."""
+    code = folder / "kernel.cubin"
+    code.write_bytes(kernel.asm["cubin"])
+    command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", str(code)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True)
+    (spilled,) = re.findall(r"STACK:(\d+)", told.stdout + told.stderr)
+    return int(spilled)
 
 
 def compiled(kernel, types, constants, target, packed=(), **options):
@@ -35,7 +51,7 @@ def compiled(kernel, types, constants, target, packed=(), **options):
         ("bf16", 32, 64, 256, 2),
     ],
 )
-def test_attention(dtype, slots, rows, dim, splits, target):
+def test_attention(dtype, slots, rows, dim, splits, target, tmp_path):
     words = dict.fromkeys(("records", "tables", "tiles"), "*i32") | {"seen": "*i8"}
     types = {"query": f"*{dtype}", "cache": f"*{dtype}", "parts": "*fp32", "weights": "*fp32"}
     types |= words | {"scale": "fp32", "count": "i32", "stride": "i32"}
@@ -44,6 +60,8 @@ def test_attention(dtype, slots, rows, dim, splits, target):
     attend = compiled(tree_attention._attend, types, constants, target, packed=["records"])
     assert attend.asm["cubin"]
     assert attend.metadata.shared <= SHARED_MEMORY
+    if dtype != "fp32" and dim <= 128:
+        assert bytes_spilled(attend, tmp_path) <= FEW_BYTES
     types = {"parts": "*fp32", "weights": "*fp32", "out": f"*{dtype}", "count": "i32"}
     constants = {"HEADS": 32, "DIM": dim, "PADDED": dim}
     constants |= {"SPLITS": splits, "PADDED_SPLITS": splits}

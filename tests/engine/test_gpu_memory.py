@@ -24,9 +24,20 @@ def failing(monkeypatch):
     return make
 
 
+def behind(error, words):
+    """Another one, raised while this one was handled."""
+    later = RuntimeError(words)
+    later.__context__ = error
+    return later
+
+
 @pytest.mark.parametrize(
     "error",
     [
+        behind(
+            RuntimeError("CUDA error: out of memory"),
+            "CUDA error: operation failed due to a previous error during capture",
+        ),
         torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
         RuntimeError("Triton Error [CUDA]: out of memory"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),

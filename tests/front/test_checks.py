@@ -168,7 +168,7 @@ def test_a_long_prompt_is_let_in():
     "text", ['{"text_input": "a"}', ' \n{ "a" : {"b": 1} }', "{}", '{"id": "x"}']
 )
 def test_a_request_gets_a_name(text):
-    body, name, _ = named(text.encode())
+    body, name, *_ = named(text.encode())
     assert len(name) == 32
     assert json.loads(body) == json.loads(text) | {"cancel_id": name}
 
@@ -178,7 +178,7 @@ def test_a_request_gets_a_name(text):
     [('{"cancel_id": "mine", "a": 1}', "mine"), ('{"cancel": "x"}', "")],
 )
 def test_what_has_a_name_or_takes_back_is_passed_on_as_it_is(text, name):
-    assert named(text.encode()) == (text.encode(), name, "cancel" in json.loads(text))
+    assert named(text.encode())[:3] == (text.encode(), name, "cancel" in json.loads(text))
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,8 @@ class Triton:
             stream = request.path.endswith("_stream")
             return web.Response(text=f"data: {body}\n\n" if stream else body, status=400)
         if self.misreads:
-            said = "Unable to parse 'data': attempt to access JSON non-unsigned-integer as unsigned-integer"
+            kind = "unsigned-integer"
+            said = f"Unable to parse 'data': attempt to access JSON non-{kind} as {kind}"
             return web.json_response({"error": said}, status=500)
         response = web.StreamResponse()
         await response.prepare(request)

@@ -23,8 +23,8 @@ from tandem.errors import NO_ROOM
 from tandem.front import CANCEL, CANCEL_ID, STALL_S
 from tandem.front.bodies import Body, TooLargeError, body_of
 from tandem.front.checks import VERSION, RefusedError, check_names, check_tensors, read_json
-from tandem.front.misread import MISREAD, Members, members_of, sentence
 from tandem.front.gate import NOT_LET_IN, Gate, Model, Refusals
+from tandem.front.misread import MISREAD, Members, members_of, sentence
 from tandem.front.room import NoRoomError, RoomOfBytes
 
 _MODEL: Final = rf"/v2/models/(?P<model>[\w-][\w.-]*)(/versions/(?P<version>{VERSION}))?"
