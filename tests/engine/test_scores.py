@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tandem.request import Request
-from tandem.verification.scores import Row, scores
+from tandem.verification.scores import MOST_SORTED, Row, scores
 from tests.engine.builders import make_request
 from tests.engine.conftest import without_kernels
 
@@ -160,6 +160,20 @@ def test_greedy_rows_keep_all_but_edits(neighbours):
     found = scores(torch.tensor([LADDER] * len(rows)), rows)[0]
     expected = [value + 9 * (token == 1) for token, value in enumerate(LADDER)]
     assert found.tolist() == pytest.approx(expected)
+
+
+def test_many_rows_are_cut_as_one_is():
+    """They are sorted in parts."""
+    draws = torch.Generator().manual_seed(4)
+    count = 2 * MOST_SORTED + 3
+    logits = torch.randn(count, VOCAB, generator=draws)
+    limits = [{"top_k": 1 + row % VOCAB, "top_p": 0.3 + 0.1 * (row % 7)} for row in range(count)]
+    rows = [
+        Row(make_request([0], temperature=0.5 + row % 3, **one)) for row, one in enumerate(limits)
+    ]
+    alone = [scores(logits[row : row + 1], rows[row : row + 1])[0] for row in range(count)]
+    assert torch.equal(scores(logits, rows), torch.stack(alone))
+    assert len({tuple(one.isfinite().tolist()) for one in alone}) > 20
 
 
 def test_the_given_logits_stay_as_they_are():

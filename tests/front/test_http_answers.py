@@ -198,16 +198,24 @@ def test_who_has_left_when_something_is_written_is_taken_back_and_fills_no_log(
 @pytest.mark.parametrize(
     ("value", "wrong"), [("a", True), (True, True), ([1, "a"], True), ([[1]], True), (1, False)]
 )
-def test_a_value_that_triton_cannot_read_is_named_where_that_is_known(value, wrong, declares):
+@pytest.mark.parametrize("where", ["beside", "parameters"])
+def test_a_value_that_triton_cannot_read_is_named_where_that_is_known(
+    value, wrong, declares, where
+):
+    calls = for_calls(10)
+    some = {"n": value, "m": 1, "o" * 2000: 5}
+    body = {"other": "a", "parameters": some} if where == "parameters" else some | {"other": "a"}
+
     async def run():
-        async with world() as (triton, client, url):
+        async with world(calls) as (triton, client, url):
             triton.misreads, triton.declares = True, declares
-            async with client.post(url, json={"n": value, "m": 1, "other": "a"}) as answer:
+            async with client.post(url, json=body) as answer:
                 assert answer.status == 400
                 said = (await answer.json())["error"]
             named = "'n'" if declares and wrong else "the body"
             assert said.startswith(f"A value of {named}")
             assert " is no unsigned-integer: send one there" in said
+            assert (calls.taken, triton.taken_back()) == (0, [])
 
     asyncio.run(run())
 

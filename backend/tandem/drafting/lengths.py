@@ -152,8 +152,8 @@ def _are_alike(options: Sequence[Option]) -> bool:
 def _at_most(
     seconds: list[float], drafts: Sequence[float], options: Sequence[Option], besides: float
 ) -> float:
-    """A rate that lengths of their own do not exceed, where a model drafts for all: as if the best
-    tokens stood at the first levels."""
+    """A rate that lengths of their own do not exceed, where a model drafts for all, and each level
+    takes as long: as if the best tokens stood at the first levels."""
     batch, drafting = len(options), sum(option.by_model for option in options)
     gains = sorted([gain for option in options for gain in option.gains], reverse=True)
     levels = range(1, 1 + -(-len(gains) // drafting))

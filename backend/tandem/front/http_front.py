@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from secrets import token_hex
 from typing import Any, Final, NamedTuple
 
@@ -103,14 +104,14 @@ class HttpFront:
         try:
             response = await self._pass_on(request, path, body)
             said = _error(response)
-            wrong = MISREAD.fullmatch(said)
-            return await self._misread(path, wrong, members) if wrong else response
         except asyncio.CancelledError:  # the client has left
             if name:
                 self._take_back(path, name)
             raise
         finally:
             self._gate.leave(model, said)
+        wrong = MISREAD.fullmatch(said)
+        return await self._misread(path, wrong, members) if wrong else response
 
     async def _pass_on(
         self, request: web.BaseRequest, path: str, body: Body | None
@@ -136,12 +137,10 @@ class HttpFront:
         """Triton says 500 of a value that it cannot read, which is a client's mistake."""
         url = URL(self._triton + path.rpartition("/")[0], encoded=True)
         inputs: Sequence[Mapping[str, Any]] = ()
-        try:
-            async with self._session.get(url, headers=_AS_IT_IS, timeout=_SCRAPE) as answer:
-                if answer.status == _OK:
+        if members:
+            with suppress(ClientError, TimeoutError, ValueError, KeyError):  # it has ended since
+                async with self._session.get(url, headers=_AS_IT_IS, timeout=_SCRAPE) as answer:
                     inputs = (await answer.json())["inputs"]
-        except (ClientError, TimeoutError):  # it has ended since
-            pass
         return refusal(_BAD_REQUEST, sentence(wrong, members, inputs))
 
     def _take_back(self, path: str, name: str) -> None:

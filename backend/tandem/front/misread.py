@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final
 
 from tandem.front.checks import MOST_TENSORS
 
+LONGEST_INPUT: Final = 256
+"""Characters of a name that is kept."""
 MISREAD: Final = re.compile(r"(?P<what>.+): attempt to access JSON non-\S+ as (?P<kind>\S+)")
 """What Triton 2.51 says of it."""
 _KINDS: Final = {
@@ -30,14 +32,18 @@ _TYPES: Final[Mapping[str, type]] = {
 }
 
 Members = Mapping[str, frozenset[type]]
-"""Of a request, the types that they have. (Values may be large, and have been passed on.)"""
+"""Of a request, the types that they have. (Values may be large, and are passed on.)"""
 
 
 def members_of(said: Mapping[str, Any]) -> Members:
-    """Of what a body says, but no more than a request may have."""
+    """Of what a body says, and its `parameters`, which Triton reads as if they stood beside these:
+    but no more than a request may have."""
+    nested = said.get("parameters")
+    every = chain(said.items(), nested.items() if isinstance(nested, dict) else ())
     return {
         name: frozenset(map(type, value if isinstance(value, list) else [value]))
-        for name, value in islice(said.items(), MOST_TENSORS)
+        for name, value in islice(every, MOST_TENSORS)
+        if len(name) <= LONGEST_INPUT
     }
 
 

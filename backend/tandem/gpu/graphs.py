@@ -41,7 +41,7 @@ TILES = (1, 4, 16, 64, 256)  # each pair of both is a graph, so they are few
 MOST_ROWS = SIZES[-1]
 MOST_SEEN = 1 << 16  # of trees' rows and nodes
 WITHOUT = "There is no memory for a CUDA graph: such steps go without one."
-LEFT = 512 << 20  # bytes: for what passes and draws without a graph take
+LEFT = 256 << 20  # bytes: for what passes and draws without a graph take
 NOBODY = (0,) * FIELDS  # the record of a query without rows
 EVERY_TEXT = MOST_SPLITS * FEWEST_SLOTS  # long enough for as many splits as there can be
 
@@ -61,13 +61,9 @@ class Bucket(NamedTuple):
     taps: tuple[int, ...] | None
 
 
-def lacks_memory(error: BaseException | None) -> bool:
-    """Whether it is the allocator's, the driver's, Triton's or cuBLAS's for want of memory, or came
-    behind such a one: a capture that it has ended says only that it is not whole."""
-    if error is None:
-        return False
-    wants = any(words in str(error) for words in ("out of memory", "ALLOC_FAILED"))
-    return wants or lacks_memory(error.__context__)
+def lacks_memory(error: RuntimeError) -> bool:
+    """Whether it is the allocator's, the driver's, Triton's or cuBLAS's for want of memory."""
+    return any(words in str(error) for words in ("out of memory", "ALLOC_FAILED"))
 
 
 class CudaGraphs:
@@ -94,9 +90,9 @@ class CudaGraphs:
         return None
 
     def _free(self) -> int:
-        """Bytes that the driver has, or the allocator keeps without using them."""
-        kept = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-        return int(torch.cuda.mem_get_info(self._device)[0]) + kept
+        """Bytes that nobody has, not even to use them again."""
+        torch.cuda.empty_cache()  # as each capture does when it begins
+        return int(torch.cuda.mem_get_info(self._device)[0])
 
     def _captured(self, run: Callable[[], Given], now: torch.cuda.Stream) -> Callable[[], Given]:
         self._stream.wait_stream(now)
