@@ -8,6 +8,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from tandem.front.checks import (
+    MOST_TENSORS,
     RefusedError,
     check_message,
     check_tensors,
@@ -15,6 +16,7 @@ from tandem.front.checks import (
     read_message,
 )
 from tandem.front.http_front import named
+from tandem.front.misread import LONGEST_INPUT, members_of
 from tests.triton.raw import message
 
 
@@ -179,6 +181,14 @@ def test_a_request_gets_a_name(text):
 )
 def test_what_has_a_name_or_takes_back_is_passed_on_as_it_is(text, name):
     assert named(text.encode())[:3] == (text.encode(), name, "cancel" in json.loads(text))
+
+
+def test_of_members_little_is_kept():
+    """For as long as their request goes on."""
+    some = {"a": [1, "b"], "c" * (LONGEST_INPUT + 1): 1, "parameters": {"d": True}}
+    types = {"a": {int, str}, "parameters": {dict}, "d": {bool}}
+    assert members_of(some) == types
+    assert len(members_of(dict.fromkeys(map(str, range(2 * MOST_TENSORS))))) == MOST_TENSORS
 
 
 @pytest.mark.parametrize(
