@@ -8,7 +8,7 @@ import pytest
 from tandem.drafting import Verdict
 from tandem.drafting.choosing import LOOKS, OWN, Chooser, Method
 from tandem.drafting.costs import Load
-from tandem.drafting.mixture import MixtureProposer
+from tandem.drafting.mixture import MODEL_TOLD_EVERY, MixtureProposer
 from tandem.drafting.reading import Reading
 from tandem.drafting.remembered import (
     MOST_PLANNED_FOR,
@@ -38,7 +38,8 @@ def judged(now, requests, kept, drafted=1):
     """A round in which of each request's draft so many tokens were kept."""
     verdicts = [Verdict(list(range(1, n + 1)), [RIGHT] * (n + 1)) for n in kept]
     tokens = [[RIGHT] * drafted for _ in requests]
-    return Judged(now, requests, [], [], tokens, verdicts, [drafted] * len(requests), [])
+    asked, streaks = [drafted] * len(requests), [0] * len(requests)
+    return Judged(now, requests, [], [], tokens, verdicts, asked, streaks, [])
 
 
 def known_ones(count=BATCH):
@@ -258,14 +259,14 @@ def test_before_it_is_judged_whether_lookups_pay_all_is_learnt():
     assert len(mixture.planner.chooser._judged) <= 1
 
 
-def test_every_second_round_that_naps_is_learnt_from():
+def test_of_rounds_that_nap_some_are_learnt_from():
     world = World()
     mixture = of_a_model(world, Guess(world, 0.8, level_s=0.1))
     judged, learn = [], mixture.planner.chooser.judged
     mixture.planner.chooser.judged = lambda one: judged.append(one.now) or learn(one)
     world.run(mixture, 1, LONGEST, 400, [make_request([1, 2])])
-    assert 200 <= len(judged) < 300
-    assert max(b - a for a, b in pairwise(judged)) <= 2 + 8  # a rest
+    assert 400 / MODEL_TOLD_EVERY <= len(judged) < 200
+    assert max(b - a for a, b in pairwise(judged)) <= MODEL_TOLD_EVERY + 8  # a rest
 
 
 @pytest.mark.parametrize("tried", [False, True])

@@ -60,9 +60,9 @@ struct Gate {
     *reach *= kept[std::min(int(*sure * kShares), kShares - 1)];
     return *reach >= least;
   }
-  // The same of a row of scores.
-  bool opens_for(const float* scores, int vocabulary, Draws& draws) {
-    return !least || !weigh(scores, vocabulary, draws.weights) || opens(sum_blocks(draws));
+  // The same of a row of scores, of which this is the highest.
+  bool opens_for(const float* scores, int vocabulary, float highest) {
+    return !least || highest == kNever || opens(sum_of_weights(scores, vocabulary, highest));
   }
 };
 
@@ -79,13 +79,15 @@ constexpr int64_t kNoToken = -1;
 int64_t draw_chained(const Chains& chains, const Chain& chain, const float* logits, int vocabulary,
                      const int64_t* ids, uint64_t key, float* q, Gate gate, Draws& draws) {
   const auto named = [&](int token) { return ids ? ids[token] : token; };
-  if (chain.noise == kGreedy)
-    return gate.opens_for(logits, vocabulary, draws) ? named(best_of(logits, vocabulary)) : kNoToken;
+  if (chain.noise == kGreedy) {
+    const int best = best_of(logits, vocabulary);
+    return gate.opens_for(logits, vocabulary, logits[best]) ? named(best) : kNoToken;
+  }
   draws.scores.resize(vocabulary);
   const float* scores = draws.scores.data();
   limit_row(logits, vocabulary, chain.limits, draws, draws.scores.data());
   if (chain.noise == kKeyed) {
-    if (!gate.opens_for(scores, vocabulary, draws)) return kNoToken;
+    if (!gate.opens_for(scores, vocabulary, highest_of(scores, vocabulary))) return kNoToken;
     return named(draw_by_key(scores, vocabulary, key, draws, ids));
   }
   if (!weigh(scores, vocabulary, draws.weights)) {  // such a q is never followed

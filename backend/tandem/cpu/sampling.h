@@ -169,6 +169,23 @@ bool weigh(const float* scores, int vocabulary, std::vector<float>& weights) {
   return true;
 }
 
+// The sum of what `weigh` finds, but for some millionths of it; no number where a score is none.
+float sum_of_weights(const float* scores, int vocabulary, float highest) {
+  constexpr int kApart = 4;  // sums, none of which waits for another
+  const auto weight = [&](Floats score) {
+    const Floats below = (score - highest) * kLog2OfE;
+    return below == below ? power_of_two(below) : below;
+  };
+  Floats sums[kApart] = {};
+  int i = 0;
+  for (; i + kApart * kLanes <= vocabulary; i += kApart * kLanes)
+    for (int apart = 0; apart < kApart; ++apart) sums[apart] += weight(load(scores + i + apart * kLanes));
+  for (; i + kLanes <= vocabulary; i += kLanes) sums[0] += weight(load(scores + i));
+  float whole = sum(sums[0] + sums[1] + (sums[2] + sums[3]));
+  for (; i < vocabulary; ++i) whole += weight(all(scores[i]))[0];
+  return whole;
+}
+
 // The token with the largest score + noise, where noise = -log(-log(u)): the one with the smallest
 // -log(u) / weight. As -log(u) is at least 1 - u, few logarithms are asked for.
 // ids: the names of tokens that noise goes by, or null.

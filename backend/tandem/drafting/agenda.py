@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tandem.drafting import Draft
-from tandem.drafting.asking import NO_ASKS, NO_BRIM, NO_FURTHER, Asks, Further, asks_of, shared_out
+from tandem.drafting.asking import NO_ASKS, NO_BRIM, NO_FURTHER, Asks, Further, wanted
 from tandem.drafting.lengths import Plan
 from tandem.drafting.parts import NOTHING, Part
 from tandem.drafting.remembered import (
@@ -92,6 +92,8 @@ class Agenda(NamedTuple):
     by_model: bool = False
     """Whether it is to draft any."""
     further: Further = NO_FURTHER
+    far: int = 0
+    """Tokens that it is to draft, at least, for those it drafts for who are on a streak."""
     worth: float = 0.0
     """Chance of being kept, from which one of the model's tokens pays."""
     promised: float = 1.0
@@ -224,28 +226,34 @@ class Agenda(NamedTuple):
             known, choice = turn.join(one)
             self.further.want(one, known, choice, self.plan.joined(choice.option))
             mine[one.request] = known
-        requests, asked = list[Known](), list[int]()
+        requests = list[Known]()
         for request, room in decodes:
             known = mine[request]
             more = room - known.room - (known.room > 0)  # (a budget is shared out by turns)
             if more > 0 and known.wish >= known.room:  # it was all that there was room for
                 return None
             requests.append(known)
-            asked.append(0 if request.states_lost else min(known.wish, room))
-        most = max(0, self.brim - len(decodes))
-        if sum(asked) > most and len(decodes) > self.batch:
+        asks = wanted(decodes, requests, 0, NO_BRIM)
+        if sum(asks.lengths) > self._room(decodes) and len(decodes) > self.batch:
             return None
-        asked = shared_out(asked, most)
         rest = self._replace(
             decodes=list(decodes),
             requests=requests,
-            asks=asks_of(decodes, asked),
-            by_model=any(asked),
+            by_model=bool(asks.places),
             passing=others and not turn.alone,
-        )
+        ).asking()
         if not (came or (others and turn.alone)):
             return rest
         return rest._until(min(self.until, turn.now + held(PLANNED_FOR, self.batch)))
+
+    def asking(self) -> Agenda:
+        """The same, where what is wanted for some may have changed."""
+        most = self._room(self.decodes)
+        return self._replace(asks=wanted(self.decodes, self.requests, self.far, most))
+
+    def _room(self, decodes: Sequence[Decode]) -> int:
+        """For tokens of the model's drafts."""
+        return max(0, self.brim - len(decodes))
 
 
 def found_parts(

@@ -37,14 +37,29 @@ class Asks(NamedTuple):
     """Of those for which there are any."""
     decodes: Sequence[Decode] = ()
     """As it is asked."""
+    streaks: Sequence[int] = ()
+    """For each that is on a streak, the tokens that it would be asked for otherwise; 0: it is
+    not."""
 
 
-def asks_of(decodes: Sequence[Decode], lengths: Sequence[int]) -> Asks:
+def asks_of(decodes: Sequence[Decode], lengths: Sequence[int], streaks: Sequence[int] = ()) -> Asks:
     return Asks(
         lengths,
         [place for place, length in enumerate(lengths) if length],
         [Decode(one.request, length) for one, length in zip(decodes, lengths, strict=True)],
+        streaks or [0] * len(lengths),
     )
+
+
+def wanted(decodes: Sequence[Decode], requests: Sequence[Known], far: int, most: int) -> Asks:
+    """What is wanted for each, where there is room for it. far: as in `Known.wants`; most: tokens
+    of all together."""
+    asked = [
+        0 if one.request.states_lost else min(known.wants(far), one.lookahead)
+        for one, known in zip(decodes, requests, strict=True)
+    ]
+    streaks = [known.wish if known.on_streak else 0 for known in requests]
+    return asks_of(decodes, shared_out(asked, most), streaks)
 
 
 def shared_out(asked: list[int], most: int) -> list[int]:

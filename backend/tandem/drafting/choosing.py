@@ -41,7 +41,6 @@ MAY_WRITE = 0.5  # of the tokens that a request has room for, it is expected to 
 WRITTEN_MEMORY = 0.95  # ... and then as others have; what is known of these counts for so much
 LOOKS = 2  # requests a round, whose drafts by a model tell of it
 OWN = 3  # drafts of a request's own, that tell more of it than others' do
-NO_MORE: list[float] = []  # that a draft was asked for
 LESS_FAR = 0.9  # than makes up for drafts that end early: rows beyond the planned ones take more
 SLACK = 0.95  # of the best rate is enough for a lookup to draft as far as it wants: it has seen the
 # match, and what is drafted teaches more
@@ -72,6 +71,8 @@ class Chooser:
         self._costs = costs
         self._reading = reading
         self._gains = [Gains(longest) for _ in methods]
+        self._on_streaks = Gains(longest)
+        """The model's, for those on a streak."""
         self._judged: list[Judged] = []
         """What is still to be learnt: when it has become much, or from..."""
         self._turn = 0
@@ -115,19 +116,25 @@ class Chooser:
             if not self._methods[-1].is_lookup:
                 known.fade(now)
             known.begin(load, now)
-        reading = 0.0
-        if not self._methods[-1].is_lookup:
-            reading = self._reading.seconds(decode.request, self._costs)
-        if reading > 0:
-            tokens = self._to_write(decode.request)
-            if asking:
-                tokens = self._reading.bearing(known, tokens, now)
-            reading = about(reading / tokens)
+        reading = self.catching_up(decode.request, known, now, asking)
         key = decode.lookahead, reading, *[len(part.tokens) for part in known.found]
         choice = known.choices.get(key)
         if choice is None:
             choice = known.choices[key] = self._compare(decode, known, reading)
         return choice
+
+    def catching_up(self, request: Request, known: Known, now: int, asking: bool = False) -> float:
+        """Seconds in which the model catches up with the text, for each token that the request is
+        expected to write, or NEVER; now, asking: as for `choose`."""
+        if self._methods[-1].is_lookup:
+            return 0.0
+        reading = self._reading.seconds(request, self._costs)
+        if reading <= 0:
+            return reading
+        tokens = self._to_write(request)
+        if asking:
+            tokens = self._reading.bearing(known, tokens, now)
+        return about(reading / tokens)
 
     def _compare(self, decode: Decode, known: Known, reading: float) -> Choice:
         """The choice among all methods, or those that the request allows. reading: as in
@@ -251,6 +258,26 @@ class Chooser:
         saved = a_level * (by_tokens / count + (1 - by_tokens) * alone)
         return max(LEAST, rate * (a_row + saved))
 
+    def far(self, rate: float, drafted: Sequence[int], load: Load) -> int:
+        """Tokens of a draft for one on a streak, that should yield more than they take, where
+        others have as many as they should; as for `worth`."""
+        longest = min(self._longest, self._methods[-1].proposer.longest)
+        lengths = [length for length in drafted if length]
+        count, rows, levels = len(lengths), load.requests + sum(lengths), max(lengths)
+        first = sum(lengths) // count
+        seconds = self._costs.rounds(load, rows + longest)
+        drafts, by_tokens = self._costs.drafts(count, longest), tokens_share(count)
+        a_level = 1 - by_tokens + by_tokens / count
+        gains = self._on_streaks.expected({}, longest)
+        best, far, worth = 0.0, 0, 0.0
+        for length in range(first, longest):
+            worth += gains[length] - rate * (seconds[rows + 1] - seconds[rows])
+            worth -= rate * a_level * (drafts[length + 1] - drafts[length]) * (length >= levels)
+            rows += 1
+            if worth > best:
+                best, far = worth, length + 1
+        return far
+
     def learn(self, now: int) -> None:
         """From what was judged since the last time: seldom, for behind a pass each line is slow.
         now: this round."""
@@ -282,17 +309,20 @@ class Chooser:
         apart = 1 if one.found else -(-len(drew) // LOOKS)
         self._turn += bool(drew)
         for turn, place in enumerate(drew, self._turn):
-            known, drafted = one.requests[place], len(one.tokens[place])
-            path, sure = one.verdicts[place].path, one.sure[place] if one.sure else ()
-            shared, beyond = turn % apart == 0, NO_MORE
-            if confidence is not None and sure:
-                asked = one.asked[place]
-                if len(sure) > drafted:
-                    beyond = confidence.beyond(known.noise, sure[-1], asked - drafted)
+            known, shared = one.requests[place], turn % apart == 0
+            fared = one.fared(place)
+            sure, streak = one.sure[place] if one.sure else (), one.streaks[place]
+            if confidence is not None and len(sure) > fared.drafted:
+                more = fared.asked - fared.drafted
+                fared = fared._replace(beyond=confidence.beyond(known.noise, sure[-1], more))
+            if confidence is not None and sure and shared:
+                confidence.learn(known.noise, sure, fared.drafted, len(fared.kept))
+            if streak:
                 if shared:
-                    whole = len(path) + sum(beyond) * (len(path) == drafted)
-                    confidence.learn(known.noise, sure, drafted, len(path))
-                    confidence.ended(asked, drafted, len(path), whole)
-            self._gains[-1].learn(known.gains[-1], longest, drafted, path, beyond, shared)
-            if one.tried and drafted:
-                self._gains[-1].doubt(longest, 1 in path)
+                    self._on_streaks.learn(None, longest, *fared[1:])
+                fared = fared.upto(streak)
+            if confidence is not None and sure and shared:
+                confidence.ended(fared.asked, fared.drafted, len(fared.kept), fared.whole)
+            self._gains[-1].learn(known.gains[-1], longest, *fared[1:], shared)
+            if one.tried and fared.drafted:
+                self._gains[-1].doubt(longest, 1 in fared.kept)

@@ -53,7 +53,11 @@ class Drafter:
         self.place = place
         self.watch = watch
         self.asked: Sequence[int] = ()
-        """Tokens for each request, in the last round in which it was asked for any."""
+        """Tokens for each request, in the last round in which it was asked for any, and..."""
+        self.streaks: Sequence[int] = ()
+        """... as in `Asks`."""
+        self.turned = False
+        """Whether since then somebody's streak has begun or ended."""
         self._mine: Sequence[int] = ()
         """For whom it drafts as planned in the round under way."""
         self.sparing = sparing
@@ -81,9 +85,19 @@ class Drafter:
                 self._reading.caught_up(agenda.requests[place], now, asking)
         draft = self._draft(agenda, agenda.asks, agenda.worth, parts, alone, timed)
         self._mine = [place for place in places if _drafts_for(draft, place)]
-        for place in self._mine:
-            agenda.requests[place].drafted = True
         return draft
+
+    def again(self, agenda: Agenda, alone: bool) -> Draft:
+        """What is planned, in a round that is not timed, behind one for the same requests: in most
+        rounds of few requests no more than this is done."""
+        asks = agenda.asks
+        self.asked, self.streaks = asks.lengths, asks.streaks
+        if self.held is not None:
+            self.sparing.drafted(agenda.saved)
+            self._show(asks)
+        found = self.proposer.propose(asks.decodes, alone)
+        self._mine = [place for place in asks.places if _drafts_for(found, place)]
+        return found
 
     def probe(self, agenda: Agenda, parts: list[Part], alone: bool) -> Draft:
         """Tries the model, which is not expected to pay, for the request that loses least by it, of
@@ -94,6 +108,7 @@ class Drafter:
         tries = {place: agenda.requests[place].tries for place in places}
         place = min(places, key=lambda one: (waived[one], unread[one], tries[one]))
         agenda.requests[place].tries += 1
+        agenda.requests[place].drafts += 1
         asked = [0] * len(parts)
         asked[place] = min(PROBE, agenda.decodes[place].lookahead)
         asks = asks_of(agenda.decodes, asked)
@@ -121,12 +136,15 @@ class Drafter:
         requests: Sequence[Known],
         draft: Draft,
         verdicts: Sequence[Verdict],
+        asking: bool,
     ) -> None:
-        """What became of what it has drafted, and of others' drafts in the same round."""
+        """What became of what it has drafted, and of lookups' drafts, where these were asked in
+        the same round."""
         for place in self._mine:
-            requests[place].stay += len(verdicts[place].tokens)
+            turned = requests[place].drew(len(verdicts[place].tokens), draft.depth(place))
+            self.turned = self.turned or turned
         self._mine = ()
-        if self.place:
+        if asking:
             mine = [
                 tokens if known.taken == self.place else []
                 for known, tokens in zip(requests, draft.tokens, strict=False)
@@ -148,25 +166,28 @@ class Drafter:
         alone: bool,
         timed: bool,
     ) -> Draft:
-        mine, self.asked = asks.places, asks.lengths
+        self.asked, self.streaks = asks.lengths, asks.streaks
         unread = self._unread(asks) if timed else 0
         if self.proposer.confidence is not None:
             self.proposer.confidence.open_from(worth)
         began = self.watch.clock()
-        if self.held is not None:
-            requests = [asks.decodes[place].request for place in mine]
-            assert not any(request.states_lost for request in requests)
-            self.held.show(requests)
+        self._show(asks)
         found = self.proposer.propose(asks.decodes, alone)
         if timed:
             seconds = self._seconds(began, found)
             self.watch.drafted(_drawn(asks, found), seconds, unread - self._unread(asks))
-        for place in mine:
-            known, drafted = agenda.requests[place], found.tokens[place]
-            known.drafts += bool(drafted)
-            if self.place and _drafts_for(found, place):
-                parts[place], known.taken = part_of(found, place), self.place
+        for place in asks.places if self.place else ():
+            if _drafts_for(found, place):
+                parts[place], agenda.requests[place].taken = part_of(found, place), self.place
         return found
+
+    def _show(self, asks: Asks) -> None:
+        """What the target has computed for those who are asked for, where that is looked at."""
+        if self.held is None:
+            return
+        requests = [asks.decodes[place].request for place in asks.places]
+        assert not any(request.states_lost for request in requests)
+        self.held.show(requests)
 
     def _unread(self, asks: Asks) -> int:
         """Tokens that it has to read for those that it is asked for."""

@@ -147,7 +147,7 @@ class Gains:
 
     def learn(
         self,
-        own: Records,
+        own: Records | None,
         count: int,
         tried: int,
         kept: Collection[int],
@@ -157,11 +157,12 @@ class Gains:
         """Of a draft of `count` tokens the first `tried` were judged, and those at the places
         `kept` (1 is the first) were right. beyond: of tokens behind them that were not drafted, the
         chances that they would have been kept, too, where all before them were. shared: the method
-        is judged by it too."""
+        is judged by it too; own: as in `expected`, or None: of no request."""
         size = self.size(count)
-        if size not in own:
-            own[size] = _Record(self._longest, OF_A_REQUEST)
-        own[size].update(tried, kept, beyond)
+        if own is not None:
+            if size not in own:
+                own[size] = _Record(self._longest, OF_A_REQUEST)
+            own[size].update(tried, kept, beyond)
         if shared:
             self._record(size).update(tried, kept, beyond)
 

@@ -36,6 +36,9 @@ from tandem.request import Request
 from tandem.scheduler import Decode, StepPlan
 
 NO_DRAFT = Draft([])
+# Rounds that nap, one of which is learnt from, as behind a pass each line is slow: of lookups', and
+# of those in which a model alone drafts.
+TOLD_EVERY, MODEL_TOLD_EVERY = 2, 4
 
 
 class MixtureProposer(Proposer):
@@ -76,8 +79,8 @@ class MixtureProposer(Proposer):
         self._naps = Naps()
         self._asked: Sequence[Known] = ()
         """For whom a method was asked for a draft in the round under way, and..."""
-        self._telling = True
-        """... whether it is learnt from, as is every second one of those that nap, and..."""
+        self._untold = 0
+        """... how many there were that nap since one that did not: some are learnt from; and..."""
         self._sure: Sequence[Sequence[float]] = ()
         """... what the model was sure of, as in `Draft`."""
         self._agenda: Agenda | None = None
@@ -92,6 +95,8 @@ class MixtureProposer(Proposer):
     # -- drafting ------------------------------------------------------------------------------
 
     def propose(self, decodes: Sequence[Decode], alone: bool = False) -> Draft:
+        if self._drafter is not None and self._drafter.turned:
+            self._turn()
         if self._rounds + 1 < self._sleeps_until:
             draft = self._as_before(decodes, alone)
             if draft is not None:
@@ -122,8 +127,15 @@ class MixtureProposer(Proposer):
         alone = alone and not asking
         draft = self._carry_out(agenda, by_model, resting, alone, timed=not napping)
         if by_model or asking:
-            self._asked, self._telling = agenda.requests, not (napping and self._telling)
+            self._asked, self._untold = agenda.requests, self._untold + 1 if napping else 0
         return draft if napping else self._timed(decodes, draft, by_model)
+
+    def _turn(self) -> None:
+        """Somebody's streak has begun, or ended."""
+        assert self._drafter is not None
+        self._drafter.turned = False
+        if self._agenda is not None and self._agenda.by_model:
+            self._agenda = self._agenda.asking()
 
     def _agenda_for(
         self, before: Agenda | None, decodes: Sequence[Decode], now: int, alone: bool
@@ -213,9 +225,8 @@ class MixtureProposer(Proposer):
         if not agenda.holds(decodes, now):
             return None
         assert self._drafter is not None
-        self._rounds, self._telling = now, not self._telling
-        parts = [NOTHING] * len(decodes)
-        draft = self._drafter.draft(agenda, parts, alone, timed=False, now=now, asking=False)
+        self._rounds, self._untold = now, self._untold + 1
+        draft = self._drafter.again(agenda, alone)
         self._sure = draft.sure or ()
         return draft
 
@@ -283,14 +294,14 @@ class MixtureProposer(Proposer):
         if not self._asked:
             return
         requests, found, taken = self._asked, list[list[Part]](), list[int]()
-        if self._drafter is not None:
-            self._drafter.observe(decodes, requests, draft, verdicts)
-        if not self._telling:
+        asking, drafter = self.lookups.asked, self._drafter
+        if drafter is not None:
+            drafter.observe(decodes, requests, draft, verdicts, asking)
+        if self._untold % (TOLD_EVERY if asking else MODEL_TOLD_EVERY):
             return
-        if self.lookups.asked:  # they find others in the next round
+        if asking:  # they find others in the next round
             found = [known.found for known in requests]
             taken = [known.taken for known in requests]
-        asked = self._drafter.asked if self._drafter and self._sure else ()
         one = Judged(
             self._rounds,
             requests,
@@ -298,7 +309,8 @@ class MixtureProposer(Proposer):
             taken,
             draft.tokens,
             verdicts,
-            asked,
+            drafter.asked if drafter else (),
+            drafter.streaks if drafter else (),
             self._sure,
             tried=self._drafts is None,
         )

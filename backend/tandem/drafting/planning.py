@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tandem.drafting import Draft
 from tandem.drafting.agenda import NO_PLANS, Agenda, Turn, found_parts
-from tandem.drafting.asking import NO_BRIM, asks_of, shared_out
+from tandem.drafting.asking import NO_ASKS, NO_BRIM, wanted
 from tandem.drafting.between import averaged
 from tandem.drafting.choosing import Chooser, Method
 from tandem.drafting.costs import Load
@@ -29,6 +29,7 @@ from tandem.request import Notes, Request
 from tandem.scheduler import Decode
 from tandem.verification.sampler import noise_of
 
+ALIKE_FOR = 512  # rounds, in which one request of which nothing is known is drafted for as another
 FOUND_MEMORY = 0.98  # of what lookups' drafts should yield, behind a round with others
 
 
@@ -59,6 +60,11 @@ class Planner:
         self.requests = Notes[Known]()
         self.plans = NO_PLANS
         """Where lookups are asked."""
+        self._alike: dict[tuple[float, ...], tuple[Agenda, int]] = {}
+        """For one request of which nothing is known, where the model drafts, and tokens wanted,
+        ..."""
+        self._alike_until = 0
+        """... up to this round."""
         self._found = 1.0
         """Times the rate of none, that lookups' drafts should yield of late, the model's aside."""
 
@@ -102,9 +108,12 @@ class Planner:
     def make(self, before: Agenda | None, decodes: Sequence[Decode], now: int) -> Agenda:
         """One for the round `now` and those to come: more of them, if it goes on as before."""
         began = self.watch.clock()
-        self.watch.learn()
         self.plans = NO_PLANS
         requests, load = [self.known(one.request) for one in decodes], load_of(decodes)
+        alone = self._alone(decodes, requests, now)
+        if alone in self._alike:
+            return self._like_another(alone, decodes[0], requests[0], now)
+        self.watch.learn()
         choices = self._choose(decodes, requests, load, now)
         plan = self.chooser.plan(choices, load)
         agenda = self._agenda(decodes, requests, choices, plan, load, now)
@@ -117,7 +126,31 @@ class Planner:
         if agenda.idle is not None:
             agenda = agenda._replace(may_try=bool(self._able(decodes, requests)))
         room = max([decode.lookahead for decode in decodes])
-        return agenda._replace(batch=load.requests, most=room, rounds=rounds, until=now + lasts)
+        agenda = agenda._replace(batch=load.requests, most=room, rounds=rounds, until=now + lasts)
+        if alone is not None and agenda.by_model:
+            of_nobody = agenda._replace(decodes=[], requests=[], asks=NO_ASKS)
+            self._alike[alone] = of_nobody, requests[0].wish
+        return agenda
+
+    def _like_another(
+        self, alone: tuple[float, ...], one: Decode, known: Known, now: int
+    ) -> Agenda:
+        agenda, wish = self._alike[alone]
+        known.room, known.wish, known.taken = one.lookahead, wish, len(self.lookups.methods)
+        known.until, until = now, now + agenda.until - agenda.made
+        return agenda._replace(decodes=[one], requests=[known], made=now, until=until).asking()
+
+    def _alone(
+        self, decodes: Sequence[Decode], requests: Sequence[Known], now: int
+    ) -> tuple[float, ...] | None:
+        """What the plan for one request of which nothing is known goes by; None: they are more, or
+        something is."""
+        if len(decodes) > 1 or requests[0].until or requests[0].only is not None:
+            return None
+        if now >= self._alike_until:
+            self._alike, self._alike_until = {}, now + ALIKE_FOR
+        (one,), (known,) = decodes, requests
+        return one.lookahead, known.noise, self.chooser.catching_up(one.request, known, now)
 
     # -- rounds in which they are --------------------------------------------------------------
 
@@ -217,12 +250,19 @@ class Planner:
             probing = self.watch.costs.may_explore and bool(self._able(decodes, requests))
             return agenda._replace(further=further, probing=probing)
         drafted = [min(one, length) for one, length in zip(asked, plan.lengths, strict=True)]
-        last = self._brim(plan, sum(asked) - sum(drafted), load)
-        fewer = shared_out(asked, last - load.requests - sum(plan.lengths) + sum(drafted))
+        far = self.chooser.far(plan.rate, drafted, load)
+        furthest = [
+            min(max(one, far), decode.lookahead)
+            for one, decode in zip(asked, decodes, strict=True)
+            if one
+        ]
+        last = self._brim(plan, sum(furthest) - sum(drafted), load)
+        room = last - load.requests - sum(plan.lengths) + sum(drafted)
         saves = [one.saves for one, length in zip(choices, asked, strict=True) if length]
         return agenda._replace(
             further=further,
-            asks=asks_of(decodes, fewer),
+            asks=wanted(decodes, requests, far, room),
+            far=far,
             brim=last,
             by_model=True,
             worth=self.chooser.worth(plan.rate, drafted, load),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from math import log2
 from typing import NamedTuple
@@ -21,6 +21,7 @@ ALL_FADES = 256  # rounds, behind which nothing counts any more
 ALIKE = 0.75  # times as many requests
 IDLE_FOR = 4  # times as many rounds hold plans of no drafts: nothing is learnt then, and...
 MOST_IDLE = 128  # ... these rounds grow on to so many
+STREAK = 16  # tokens of drafts, kept one behind the other: more of them mostly follow
 NOBODY = Load(0)
 
 
@@ -94,12 +95,32 @@ class Known:
     """Its lookahead when it became part of the agenda, and..."""
     wish: int = 0
     """... tokens that the model is to draft for it, where there is room."""
+    streak: int = 0
+    """Tokens that were written since one of the model's was wrong."""
     drafted: bool = False
     """Whether the model has drafted as it was planned, and..."""
     stay: int = 0
     """... tokens of such rounds since it had to read more than it does in passing."""
     tries: int = 0
     """Rounds in which the model was tried for it."""
+
+    def drew(self, written: int, depth: int) -> bool:
+        """The model has drafted so deep for it, as planned, and so many tokens were written.
+        Whether a streak has begun or ended."""
+        before, self.drafted = self.on_streak, True
+        self.drafts += 1
+        self.stay += written
+        self.streak = self.streak + written if written > depth else 0
+        return self.on_streak != before
+
+    @property
+    def on_streak(self) -> bool:
+        """Whether the model is to draft further."""
+        return self.streak >= STREAK
+
+    def wants(self, far: int) -> int:
+        """Tokens that the model is to draft for it; far: of who is on a streak, at least."""
+        return max(self.wish, far) if self.wish and self.on_streak else self.wish
 
     def begin(self, load: Load, now: int) -> None:
         """Anew in this round."""
@@ -113,6 +134,31 @@ class Known:
         if self.begun and idle > 0:
             Gains.fade(self.gains[-1], idle)
         self.begun, self.drafts = now, 0
+
+
+class Fared(NamedTuple):
+    """How a draft of the model fared."""
+
+    asked: int
+    """Tokens."""
+    drafted: int
+    kept: Collection[int]
+    """Places of those that were (1 is the first)."""
+    beyond: Sequence[float] = ()
+    """Chances that those behind them would have been kept, that the model was not sure enough
+    of."""
+
+    @property
+    def whole(self) -> float:
+        """Tokens that would have been kept, had it not ended by itself."""
+        return len(self.kept) + sum(self.beyond) * (len(self.kept) == self.drafted)
+
+    def upto(self, asked: int) -> Fared:
+        """As if no more had been asked for than so many."""
+        if asked >= self.asked:
+            return self
+        kept, left = [place for place in self.kept if place <= asked], max(0, asked - self.drafted)
+        return Fared(asked, min(self.drafted, asked), kept, self.beyond[:left])
 
 
 class Judged(NamedTuple):
@@ -130,11 +176,17 @@ class Judged(NamedTuple):
     verdicts: Sequence[Verdict]
     """... and what became of them."""
     asked: Sequence[int]
-    """Tokens that the model was asked for, and..."""
+    """Tokens that the model was asked for, ..."""
+    streaks: Sequence[int]
+    """... as in `Asks`, and..."""
     sure: Sequence[Sequence[float]]
     """... what it was sure of, as in `Draft`; nothing where it does not look at that."""
     tried: bool = False
     """The model was tried, which drafts seldom."""
+
+    def fared(self, place: int) -> Fared:
+        """What became of the model's draft for one of them."""
+        return Fared(self.asked[place], len(self.tokens[place]), self.verdicts[place].path)
 
     def drew(self, place: int, method: int) -> bool:
         """Whether this method drafted for one of them, or looked and was not sure enough."""

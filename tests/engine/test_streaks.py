@@ -1,0 +1,141 @@
+"""Texts that a model guesses well for a while, and then badly: behind many right tokens it drafts
+further."""
+
+import pytest
+
+from tandem.drafting import Draft, Verdict
+from tandem.drafting.asking import wanted
+from tandem.drafting.choosing import Chooser, Method
+from tandem.drafting.costs import Load
+from tandem.drafting.mixture import MixtureProposer
+from tandem.drafting.reading import Reading
+from tandem.drafting.remembered import STREAK, Judged, Known
+from tandem.scheduler import Decode
+from tests.engine.builders import make_request
+from tests.engine.policy_world import RIGHT, WRONG, Guess, World
+
+LONGEST = 16
+GOOD, BAD = 80, 30  # tokens of a stretch
+
+
+class Stretches(Guess):
+    """Right throughout a good stretch, and by chance in a bad one."""
+
+    def __init__(self, world, chance):
+        super().__init__(world, chance, level_s=0.05)
+        self.written = {}
+        self.drafts = []
+        """Whether in a good stretch, and tokens asked for."""
+
+    def propose(self, decodes, alone=False):
+        self.world.now += self.level_s * max(one.lookahead for one in decodes)
+        drafts = []
+        for request, count in decodes:
+            place = self.written.setdefault(request, 0) % (GOOD + BAD)
+            self.drafts.append((STREAK + LONGEST < place < GOOD, count))
+            places = range(place, place + count)
+            drafts.append([RIGHT if self._is_right(one) else WRONG for one in places])
+        return Draft(drafts)
+
+    def _is_right(self, place):
+        return place % (GOOD + BAD) < GOOD or self.world.random.random() < self.chance
+
+    def observe(self, decodes, draft, verdicts):
+        for (request, _), verdict in zip(decodes, verdicts, strict=True):
+            self.written[request] = self.written.get(request, 0) + len(verdict.tokens)
+
+
+def simulated(batch, far, rounds=2500):
+    """Tokens a second and request, and the model. far: whether drafts go further on streaks."""
+    world = World(0.07)
+    model = Stretches(world, 0.3)
+    methods = [Method("model", model, False)]
+    mixture = MixtureProposer(methods, LONGEST, world.costs(), clock=world.clock)
+    if not far:
+        mixture.planner.chooser.far = lambda *_: 0
+    requests = [make_request([1, 2]) for _ in range(batch)]
+    world.run(mixture, batch, LONGEST, rounds, requests)
+    model.drafts.clear()
+    return world.run(mixture, batch, LONGEST, rounds, requests), model
+
+
+@pytest.mark.parametrize("batch", [1, 2, 8])
+def test_on_a_streak_drafts_go_further_and_that_pays(batch):
+    rate, model = simulated(batch, far=True)
+    asked = {
+        good: [count for well, count in model.drafts if well == good] for good in (True, False)
+    }
+    means = {good: sum(counts) / len(counts) for good, counts in asked.items()}
+    assert means[True] > 1.3 * means[False]
+    assert rate > 1.01 * simulated(batch, far=False)[0]
+
+
+def test_a_streak_begins_behind_many_right_tokens_and_ends_with_a_wrong_one():
+    known = Known([{}], wish=3)
+    assert not known.drew(written=STREAK - 1, depth=STREAK - 2)
+    assert known.wants(far=7) == 3
+    assert known.drew(written=1, depth=0) and known.on_streak
+    assert (known.wants(far=7), known.wants(far=2)) == (7, 3)
+    assert not known.drew(written=4, depth=3) and known.on_streak
+    assert known.drew(written=3, depth=3) and not known.on_streak
+    assert known.wants(far=7) == 3
+
+
+def test_where_nothing_is_wanted_a_streak_changes_nothing():
+    assert Known([{}], wish=0, streak=STREAK).wants(far=7) == 0
+
+
+def test_there_must_be_room_for_what_is_wanted():
+    requests = [Known([{}], wish=2, streak=streak) for streak in (STREAK, 0, STREAK)]
+    decodes = [Decode(make_request([1, 2]), room) for room in (12, 12, 5)]
+    asks = wanted(decodes, requests, far=9, most=99)
+    assert (asks.lengths, asks.streaks) == ([9, 2, 5], [2, 0, 2])
+    assert wanted(decodes, requests, far=9, most=10).lengths == [4, 2, 4]
+    decodes[0].request.states_lost = True
+    assert wanted(decodes, requests, far=9, most=99).lengths == [0, 2, 5]
+
+
+def chooser_of(world):
+    methods = [Method("model", Guess(world, 0.5, level_s=0.1), False)]
+    return Chooser(methods, LONGEST, world.costs(), Reading(None))
+
+
+def test_others_are_judged_by_no_more_of_it_than_would_have_been_asked_for():
+    """Long drafts are of those who do well."""
+    found = []
+    for asked in (12, 3):
+        chooser, known = chooser_of(World()), Known([{}])
+        verdict = Verdict(list(range(1, asked + 1)), [RIGHT] * (asked + 1))
+        streaks = [3] if asked > 3 else [0]
+        one = Judged(1, [known], [], [], [[RIGHT] * asked], [verdict], [asked], streaks, ())
+        for now in range(40):
+            chooser.judged(one._replace(now=now))
+        chooser.learn(40)
+        found.append((chooser._gains[-1].expected(known.gains[-1], LONGEST), chooser))
+    (gains, streaked), (usual, _) = found
+    assert gains == usual
+    assert streaked._on_streaks.expected({}, LONGEST)[11] > max(0.8, gains[11])
+
+
+@pytest.mark.parametrize("chance", [0.97, 0.3])
+def test_how_far_is_that_which_yields_most(chance):
+    """As drafts of a streak fare, beside others' that are planned."""
+    world = World(0.07)
+    chooser, known = chooser_of(world), Known([{}])
+    for now in range(600):
+        kept = 0
+        while kept < LONGEST and world.random.random() < chance:
+            kept += 1
+        verdict = Verdict(list(range(1, kept + 1)), [RIGHT] * (kept + 1))
+        tokens = [[RIGHT] * LONGEST]
+        chooser.judged(Judged(now, [known], [], [], tokens, [verdict], [LONGEST], [3], ()))
+    chooser.learn(600)
+    drafts, rate = chooser._costs.drafts(1, LONGEST), 2.0
+
+    def worth(length):
+        tokens = sum(chance**place for place in range(1, length + 1))
+        return tokens - rate * (world.pass_s(1 + length) + drafts[length])
+
+    best = max(range(3, LONGEST + 1), key=worth)
+    far = chooser.far(rate, [3], Load(1))
+    assert abs(max(3, far) - best) <= 1
