@@ -7,7 +7,7 @@ from tandem.drafting.agenda import Plans
 from tandem.drafting.choosing import Method
 from tandem.drafting.costs import FIRST_PROBES, Load, RoundCosts
 from tandem.drafting.mixture import MixtureProposer
-from tandem.drafting.planning import ALIKE_FOR, Planner
+from tandem.drafting.planning import MOST_ALIKE_FOR, Planner
 from tandem.drafting.remembered import (
     IDLE_FOR,
     MOST_IDLE,
@@ -199,10 +199,36 @@ def test_one_of_whom_nothing_is_known_is_drafted_for_as_the_last_such_one(made):
     assert made == [1]
     world.run(mixture, 1, LONGEST - 3, 1, [make_request([1, 2])])  # others have less room
     assert made == [1, 1]
-    world.run(mixture, 1, LONGEST, ALIKE_FOR, [newcomer])
+    world.run(mixture, 1, LONGEST, MOST_ALIKE_FOR, [newcomer])
     made.clear()
     world.run(mixture, 1, LONGEST, 1, [make_request([1, 2])])
     assert made == [1]  # what it rested on may have changed
+
+
+def test_a_model_that_does_not_pay_is_not_drafted_with_for_others_either():
+    world = World()
+    model = Guess(world, 0.8, level_s=0.1)
+    mixture = of_a_model(world, model)
+    world.run(mixture, 1, LONGEST, 100, [make_request([1, 2])])
+    assert mixture.planner._alike
+    model.chance = 0.0
+    world.run(mixture, 1, LONGEST, 1500, [make_request([1, 2])])
+    assert mixture._agenda.idle is not None
+    assert not mixture.planner._alike
+
+
+def test_where_more_want_a_draft_than_there_are_rows_for_none_has_one():
+    world = World()
+    mixture = of_a_model(world, Guess(world, 0.8, level_s=0.1))
+    requests = [make_request([1, 2]) for _ in range(3)]
+    world.run(mixture, 3, LONGEST, 60, requests)
+    mixture._agenda = mixture._agenda._replace(brim=4)
+    requests[2] = make_request([1, 2])
+    world.run(mixture, 3, LONGEST, 1, requests)
+    assert (mixture._agenda.by_model, mixture._agenda.asks.places) == (False, [])
+    made = mixture._agenda.made
+    world.run(mixture, 3, LONGEST, 3 * PLANNED_FOR, requests)
+    assert mixture._agenda.made > made and mixture._agenda.by_model
 
 
 def test_who_comes_waits_no_longer_than_for_a_first_plan(made):

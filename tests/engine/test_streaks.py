@@ -9,7 +9,7 @@ from tandem.drafting.choosing import Chooser, Method
 from tandem.drafting.costs import Load
 from tandem.drafting.mixture import MixtureProposer
 from tandem.drafting.reading import Reading
-from tandem.drafting.remembered import STREAK, Judged, Known
+from tandem.drafting.remembered import STREAK, Fared, Judged, Known
 from tandem.scheduler import Decode
 from tests.engine.builders import make_request
 from tests.engine.policy_world import RIGHT, WRONG, Guess, World
@@ -74,11 +74,48 @@ def test_a_streak_begins_behind_many_right_tokens_and_ends_with_a_wrong_one():
     known = Known([{}], wish=3)
     assert not known.drew(written=STREAK - 1, depth=STREAK - 2)
     assert known.wants(far=7) == 3
-    assert known.drew(written=1, depth=0) and known.on_streak
+    assert not known.drew(written=1, depth=0) and not known.on_streak  # nothing was drafted
+    assert known.drew(written=2, depth=1) and known.on_streak
     assert (known.wants(far=7), known.wants(far=2)) == (7, 3)
     assert not known.drew(written=4, depth=3) and known.on_streak
     assert known.drew(written=3, depth=3) and not known.on_streak
     assert known.wants(far=7) == 3
+
+
+def test_it_begins_and_ends_in_rounds_that_are_not_looked_at():
+    world = World(0.07)
+    methods = [Method("model", Guess(world, 0.7, level_s=0.05), False)]
+    mixture = MixtureProposer(methods, LONGEST, world.costs(), clock=world.clock)
+    request = make_request([1, 2])
+    world.run(mixture, 1, LONGEST, 200, [request])
+    while mixture._sleeps_until < mixture._rounds + 4:
+        world.run(mixture, 1, LONGEST, 1, [request])
+    known, drafter, made = mixture.planner.requests[request], mixture._drafter, mixture._agenda.made
+    mixture._agenda = mixture._agenda._replace(far=13)
+    for streak in (STREAK, 0):
+        known.streak, drafter.turned, drafter.observe = streak, True, lambda *_: None
+        world.run(mixture, 1, LONGEST, 1, [request])
+        asked, before = (13, known.wish) if streak else (known.wish, 0)
+        assert (list(drafter.asked), list(drafter.streaks)) == ([asked], [before])
+        assert mixture._agenda.made == made and not drafter.turned
+
+
+def test_where_all_drafts_are_as_long_as_the_longest_none_goes_further():
+    chooser = chooser_of(World(0.0))
+    chooser._on_streaks.learn(None, LONGEST, LONGEST, range(1, LONGEST + 1))
+    assert chooser.far(1.0, [3, 3], Load(2)) > 3
+    chooser._methods[-1].proposer.pads = True
+    assert chooser.far(1.0, [3, 3], Load(2)) == 0
+    assert chooser.far(1.0, [3], Load(1)) > 3
+
+
+def test_what_became_of_a_draft_as_if_fewer_had_been_asked_for():
+    fared = Fared(8, 3, [1, 2, 3], [0.5, 0.4, 0.3])
+    assert fared.whole == pytest.approx(4.2)
+    assert fared.upto(8) is fared
+    assert fared.upto(5) == Fared(5, 3, [1, 2, 3], [0.5, 0.4])
+    assert fared.upto(2) == Fared(2, 2, [1, 2], [])
+    assert Fared(8, 3, [1, 2], [0.5]).whole == 2
 
 
 def test_where_nothing_is_wanted_a_streak_changes_nothing():

@@ -87,7 +87,7 @@ int64_t draw_chained(const Chains& chains, const Chain& chain, const float* logi
   const float* scores = draws.scores.data();
   limit_row(logits, vocabulary, chain.limits, draws, draws.scores.data());
   if (chain.noise == kKeyed) {
-    if (!gate.opens_for(scores, vocabulary, highest_of(scores, vocabulary))) return kNoToken;
+    if (gate.least && !gate.opens_for(scores, vocabulary, highest_of(scores, vocabulary))) return kNoToken;
     return named(draw_by_key(scores, vocabulary, key, draws, ids));
   }
   if (!weigh(scores, vocabulary, draws.weights)) {  // such a q is never followed

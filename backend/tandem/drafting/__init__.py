@@ -85,6 +85,8 @@ class Proposer(ABC):
     """Whether the hidden states of all of a text must be shown to it, not its end's alone."""
     longest: int = sys.maxsize
     """Most tokens it can draft."""
+    pads: bool = False
+    """Whether all drafts of a step take as many rows as the longest one."""
     confidence: Confidence | None = None
     """What ends its drafts early; None: nothing does."""
 

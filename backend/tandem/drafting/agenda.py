@@ -239,7 +239,6 @@ class Agenda(NamedTuple):
         rest = self._replace(
             decodes=list(decodes),
             requests=requests,
-            by_model=bool(asks.places),
             passing=others and not turn.alone,
         ).asking()
         if not (came or (others and turn.alone)):
@@ -248,8 +247,8 @@ class Agenda(NamedTuple):
 
     def asking(self) -> Agenda:
         """The same, where what is wanted for some may have changed."""
-        most = self._room(self.decodes)
-        return self._replace(asks=wanted(self.decodes, self.requests, self.far, most))
+        asks = wanted(self.decodes, self.requests, self.far, self._room(self.decodes))
+        return self._replace(asks=asks, by_model=bool(asks.places))
 
     def _room(self, decodes: Sequence[Decode]) -> int:
         """For tokens of the model's drafts."""

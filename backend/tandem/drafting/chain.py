@@ -54,7 +54,7 @@ class ChainProposer(Proposer):
         self.vocab = vocab
         self.rounds = rounds
         self.taps, self.reads_all = guesser.taps, guesser.reads_all
-        self.longest = guesser.max_depth
+        self.longest, self.pads = guesser.max_depth, rounds is not None
         self.confidence = None if guesser.at_once is None else Confidence()
 
     def propose(self, decodes: Sequence[Decode], alone: bool = False) -> Draft:

@@ -260,7 +260,9 @@ class Chooser:
 
     def far(self, rate: float, drafted: Sequence[int], load: Load) -> int:
         """Tokens of a draft for one on a streak, that should yield more than they take, where
-        others have as many as they should; as for `worth`."""
+        others have as many as they should; as for `worth`. 0: no more than others'."""
+        if load.requests > 1 and self._methods[-1].proposer.pads:
+            return 0
         longest = min(self._longest, self._methods[-1].proposer.longest)
         lengths = [length for length in drafted if length]
         count, rows, levels = len(lengths), load.requests + sum(lengths), max(lengths)

@@ -29,7 +29,9 @@ from tandem.request import Notes, Request
 from tandem.scheduler import Decode
 from tandem.verification.sampler import noise_of
 
-ALIKE_FOR = 512  # rounds, in which one request of which nothing is known is drafted for as another
+# Rounds in which one request of which nothing is known is drafted for as another: so many at
+# first, and twice as many each time, up to...
+ALIKE_FOR, MOST_ALIKE_FOR = 32, 512
 FOUND_MEMORY = 0.98  # of what lookups' drafts should yield, behind a round with others
 
 
@@ -64,7 +66,9 @@ class Planner:
         """For one request of which nothing is known, where the model drafts, and tokens wanted,
         ..."""
         self._alike_until = 0
-        """... up to this round."""
+        """... up to this round, and..."""
+        self._alike_for = ALIKE_FOR
+        """... for so many the next time."""
         self._found = 1.0
         """Times the rate of none, that lookups' drafts should yield of late, the model's aside."""
 
@@ -127,7 +131,9 @@ class Planner:
             agenda = agenda._replace(may_try=bool(self._able(decodes, requests)))
         room = max([decode.lookahead for decode in decodes])
         agenda = agenda._replace(batch=load.requests, most=room, rounds=rounds, until=now + lasts)
-        if alone is not None and agenda.by_model:
+        if load.requests == 1 and not agenda.by_model:  # it may not pay for others either
+            self._alike, self._alike_for = {}, ALIKE_FOR
+        elif alone is not None:
             of_nobody = agenda._replace(decodes=[], requests=[], asks=NO_ASKS)
             self._alike[alone] = of_nobody, requests[0].wish
         return agenda
@@ -148,7 +154,8 @@ class Planner:
         if len(decodes) > 1 or requests[0].until or requests[0].only is not None:
             return None
         if now >= self._alike_until:
-            self._alike, self._alike_until = {}, now + ALIKE_FOR
+            self._alike, self._alike_until = {}, now + self._alike_for
+            self._alike_for = min(2 * self._alike_for, MOST_ALIKE_FOR)
         (one,), (known,) = decodes, requests
         return one.lookahead, known.noise, self.chooser.catching_up(one.request, known, now)
 

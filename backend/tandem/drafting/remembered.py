@@ -21,7 +21,7 @@ ALL_FADES = 256  # rounds, behind which nothing counts any more
 ALIKE = 0.75  # times as many requests
 IDLE_FOR = 4  # times as many rounds hold plans of no drafts: nothing is learnt then, and...
 MOST_IDLE = 128  # ... these rounds grow on to so many
-STREAK = 16  # tokens of drafts, kept one behind the other: more of them mostly follow
+STREAK = 16  # tokens in rounds whose drafts were right throughout: more such ones mostly follow
 NOBODY = Load(0)
 
 
@@ -96,7 +96,7 @@ class Known:
     wish: int = 0
     """... tokens that the model is to draft for it, where there is room."""
     streak: int = 0
-    """Tokens that were written since one of the model's was wrong."""
+    """Tokens that were written in rounds with the model's drafts since one of these was wrong."""
     drafted: bool = False
     """Whether the model has drafted as it was planned, and..."""
     stay: int = 0
@@ -110,7 +110,8 @@ class Known:
         before, self.drafted = self.on_streak, True
         self.drafts += 1
         self.stay += written
-        self.streak = self.streak + written if written > depth else 0
+        if depth:
+            self.streak = self.streak + written if written > depth else 0
         return self.on_streak != before
 
     @property
