@@ -6,8 +6,9 @@ from tandem.drafting import Draft, choosing
 from tandem.drafting.agenda import Plans
 from tandem.drafting.choosing import Method
 from tandem.drafting.costs import FIRST_PROBES, Load, RoundCosts
+from tandem.drafting.first_plans import MOST_FIRST_FOR
 from tandem.drafting.mixture import MixtureProposer
-from tandem.drafting.planning import MOST_ALIKE_FOR, Planner
+from tandem.drafting.planning import Planner
 from tandem.drafting.remembered import (
     IDLE_FOR,
     MOST_IDLE,
@@ -199,7 +200,7 @@ def test_one_of_whom_nothing_is_known_is_drafted_for_as_the_last_such_one(made):
     assert made == [1]
     world.run(mixture, 1, LONGEST - 3, 1, [make_request([1, 2])])  # others have less room
     assert made == [1, 1]
-    world.run(mixture, 1, LONGEST, MOST_ALIKE_FOR, [newcomer])
+    world.run(mixture, 1, LONGEST, MOST_FIRST_FOR, [newcomer])
     made.clear()
     world.run(mixture, 1, LONGEST, 1, [make_request([1, 2])])
     assert made == [1]  # what it rested on may have changed
@@ -210,11 +211,11 @@ def test_a_model_that_does_not_pay_is_not_drafted_with_for_others_either():
     model = Guess(world, 0.8, level_s=0.1)
     mixture = of_a_model(world, model)
     world.run(mixture, 1, LONGEST, 100, [make_request([1, 2])])
-    assert mixture.planner._alike
+    assert mixture.planner.first_plans._plans
     model.chance = 0.0
     world.run(mixture, 1, LONGEST, 1500, [make_request([1, 2])])
     assert mixture._agenda.idle is not None
-    assert not mixture.planner._alike
+    assert not mixture.planner.first_plans._plans
 
 
 def test_where_more_want_a_draft_than_there_are_rows_for_none_has_one():

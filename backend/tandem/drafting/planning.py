@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from tandem.drafting import Draft
 from tandem.drafting.agenda import NO_PLANS, Agenda, Turn, found_parts
-from tandem.drafting.asking import NO_ASKS, NO_BRIM, wanted
+from tandem.drafting.asking import NO_BRIM, wanted
 from tandem.drafting.between import averaged
 from tandem.drafting.choosing import Chooser, Method
 from tandem.drafting.costs import Load
 from tandem.drafting.drafter import able
+from tandem.drafting.first_plans import FirstPlans, Likeness
 from tandem.drafting.gains import Records
 from tandem.drafting.lengths import GENTLE, Plan, brim
 from tandem.drafting.lookups import Lookups
@@ -29,9 +30,6 @@ from tandem.request import Notes, Request
 from tandem.scheduler import Decode
 from tandem.verification.sampler import noise_of
 
-# Rounds in which one request of which nothing is known is drafted for as another: so many at
-# first, and twice as many each time, up to...
-ALIKE_FOR, MOST_ALIKE_FOR = 32, 512
 FOUND_MEMORY = 0.98  # of what lookups' drafts should yield, behind a round with others
 
 
@@ -62,13 +60,7 @@ class Planner:
         self.requests = Notes[Known]()
         self.plans = NO_PLANS
         """Where lookups are asked."""
-        self._alike: dict[tuple[float, ...], tuple[Agenda, int]] = {}
-        """For one request of which nothing is known, where the model drafts, and tokens wanted,
-        ..."""
-        self._alike_until = 0
-        """... up to this round, and..."""
-        self._alike_for = ALIKE_FOR
-        """... for so many the next time."""
+        self.first_plans = FirstPlans()
         self._found = 1.0
         """Times the rate of none, that lookups' drafts should yield of late, the model's aside."""
 
@@ -114,9 +106,11 @@ class Planner:
         began = self.watch.clock()
         self.plans = NO_PLANS
         requests, load = [self.known(one.request) for one in decodes], load_of(decodes)
-        alone = self._alone(decodes, requests, now)
-        if alone in self._alike:
-            return self._like_another(alone, decodes[0], requests[0], now)
+        like = self._likeness(decodes, requests, now)
+        if like is not None:
+            first = self.first_plans.of(like, decodes[0], requests[0], now)
+            if first is not None:
+                return first
         self.watch.learn()
         choices = self._choose(decodes, requests, load, now)
         plan = self.chooser.plan(choices, load)
@@ -131,32 +125,19 @@ class Planner:
             agenda = agenda._replace(may_try=bool(self._able(decodes, requests)))
         room = max([decode.lookahead for decode in decodes])
         agenda = agenda._replace(batch=load.requests, most=room, rounds=rounds, until=now + lasts)
-        if load.requests == 1 and not agenda.by_model:  # it may not pay for others either
-            self._alike, self._alike_for = {}, ALIKE_FOR
-        elif alone is not None:
-            of_nobody = agenda._replace(decodes=[], requests=[], asks=NO_ASKS)
-            self._alike[alone] = of_nobody, requests[0].wish
+        if load.requests == 1 and not agenda.by_model:
+            self.first_plans.forget()
+        elif like is not None:
+            self.first_plans.keep(like, agenda)
         return agenda
 
-    def _like_another(
-        self, alone: tuple[float, ...], one: Decode, known: Known, now: int
-    ) -> Agenda:
-        agenda, wish = self._alike[alone]
-        known.room, known.wish, known.taken = one.lookahead, wish, len(self.lookups.methods)
-        known.until, until = now, now + agenda.until - agenda.made
-        return agenda._replace(decodes=[one], requests=[known], made=now, until=until).asking()
-
-    def _alone(
+    def _likeness(
         self, decodes: Sequence[Decode], requests: Sequence[Known], now: int
-    ) -> tuple[float, ...] | None:
-        """What the plan for one request of which nothing is known goes by; None: they are more, or
-        something is."""
-        if len(decodes) > 1 or requests[0].until or requests[0].only is not None:
+    ) -> Likeness | None:
+        """Of a lone request of which nothing is known; None: there are more, or something is."""
+        (one, *others), known = decodes, requests[0]
+        if others or known.until or known.only is not None:
             return None
-        if now >= self._alike_until:
-            self._alike, self._alike_until = {}, now + self._alike_for
-            self._alike_for = min(2 * self._alike_for, MOST_ALIKE_FOR)
-        (one,), (known,) = decodes, requests
         return one.lookahead, known.noise, self.chooser.catching_up(one.request, known, now)
 
     # -- rounds in which they are --------------------------------------------------------------
