@@ -1,5 +1,7 @@
 """Chains drafted in one call are those that the same model drafts level by level."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from tandem.request import SpeculationStats
 from tandem.scheduler import Decode
 from tandem.verification.noise import coupled_gumbel, row_key
 from tandem.verification.scores import Row, scores
+from tests.engine.checkpoints import cut_vocabulary
 from tests.engine.conftest import without_kernels
 from tests.engine.heads import drafting, make_head
 
@@ -159,6 +162,29 @@ def test_a_chain_ends_where_it_is_not_sure_enough(watched, method, least, monkey
     one.generate([[t % 96 for t in prompt] for prompt in prompts], list(WAYS))
     assert watch.rounds > 5
     assert sum(ended) > 0 if least > 0.9 else sum(ended) < len(ended)
+
+
+@pytest.mark.parametrize("size", [89, 79, 65])
+def test_how_sure_it_is_takes_all_of_a_vocabulary(engine, good_draft, tmp_path, size):
+    """Whatever is left beside whole registers."""
+    one = engine(draft_model=cut_vocabulary(good_draft, tmp_path / "cut", size))
+    one.proposer.confidence.open_from(1e-9)
+    draw, seen = one.proposer.guesser._chains, 0
+
+    def checked(draws):
+        nonlocal seen
+        grown, requests = draw(draws), [draw.request for draw in draws.chains]
+        watch = Watched.begin(SimpleNamespace(guesser=one.proposer.guesser), requests)
+        for request, found, sure, logits in zip(
+            requests, grown.tokens, grown.sure, watch, strict=True
+        ):
+            Watched.check_share(request, found, 0, logits, sure[0])
+            seen += 1
+        return grown
+
+    one.proposer.guesser._chains = checked
+    one.generate([[1, 2, 3], [4, 5]], [WAYS[1], WAYS[3]])
+    assert seen > 5
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from tandem.drafting.remembered import STREAK, Fared, Judged, Known
 from tandem.scheduler import Decode
 from tests.engine.builders import make_request
 from tests.engine.policy_world import RIGHT, WRONG, Guess, World
+from tests.engine.test_blocks import A_BLOCK, Blocks
 
 LONGEST = 16
 GOOD, BAD = 80, 30  # tokens of a stretch
@@ -107,6 +108,30 @@ def test_where_all_drafts_are_as_long_as_the_longest_none_goes_further():
     chooser._methods[-1].proposer.pads = True
     assert chooser.far(1.0, [3, 3], Load(2)) == 0
     assert chooser.far(1.0, [3], Load(1)) > 3
+
+
+def test_levels_that_others_draft_anyway_cost_it_nothing_and_deeper_ones_nearly_all():
+    chooser = chooser_of(World(0.0))  # where rows do not either
+    for _ in range(100):
+        chooser._on_streaks.learn(None, LONGEST, LONGEST, range(1, LONGEST + 1))
+    assert chooser.far(40.0, [2, 8], Load(2)) == 8
+    assert chooser.far(40.0, [3], Load(1)) == 0
+    assert chooser.far(10.0, [2, 8], Load(2)) > 8
+
+
+def test_those_on_a_streak_begin_no_other_block_of_rows():
+    world = Blocks()
+    methods = [Method("model", Guess(world, 0.4, level_s=0.05), False)]
+    mixture = MixtureProposer(methods, LONGEST, world.costs(), clock=world.clock)
+    mixture.planner.chooser.far = lambda *_: LONGEST
+    request = make_request([1, 2])
+    world.run(mixture, 1, LONGEST, 200, [request])
+    while not mixture._agenda.by_model:
+        world.run(mixture, 1, LONGEST, 1, [request])
+    assert mixture._agenda.asks.lengths[0] < LONGEST // 2
+    mixture.planner.known(request).streak, mixture._drafter.turned = STREAK, True
+    mixture._turn()
+    assert mixture._agenda.asks.lengths == [A_BLOCK - 1]
 
 
 def test_what_became_of_a_draft_as_if_fewer_had_been_asked_for():

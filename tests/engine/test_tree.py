@@ -75,6 +75,11 @@ def test_whose_text_is_still_read_is_not_drafted_for(tree):
     assert draft.tokens == [[], []]
 
 
+@pytest.mark.parametrize("rounds", [None, lambda decodes: None])
+def test_in_one_launch_all_drafts_take_as_many_rows(rounds):
+    assert ChainProposer(Reading(), None, 96, rounds).pads == (rounds is not None)
+
+
 @pytest.mark.parametrize("batch", [1, 7])
 def test_greedy_text_and_kv_are_those_of_plain_decoding(batch, target):
     rng = random.Random(3)

@@ -169,13 +169,10 @@ bool weigh(const float* scores, int vocabulary, std::vector<float>& weights) {
   return true;
 }
 
-// The sum of what `weigh` finds, but for some millionths of it; no number where a score is none.
+// The sum of what `weigh` finds, but for some millionths of it.
 float sum_of_weights(const float* scores, int vocabulary, float highest) {
   constexpr int kApart = 4;  // sums, none of which waits for another
-  const auto weight = [&](Floats score) {
-    const Floats below = (score - highest) * kLog2OfE;
-    return below == below ? power_of_two(below) : below;
-  };
+  const auto weight = [&](Floats score) { return power_of_two((score - highest) * kLog2OfE); };
   Floats sums[kApart] = {};
   int i = 0;
   for (; i + kApart * kLanes <= vocabulary; i += kApart * kLanes)
