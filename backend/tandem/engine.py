@@ -165,7 +165,8 @@ class NativeEngine:
         if batch.draft.verified is not None:
             return NO_PASS, batch.draft.verified
         begun = time.perf_counter()
-        passed = self.target.forward(batch.tokens, batch.queries, batch.rows, taps)
+        meanwhile = self.proposer.meanwhile
+        passed = self.target.forward(batch.tokens, batch.queries, batch.rows, taps, meanwhile)
         verdicts = verify(passed, batch.requests, batch.draft, self.sampler, self.as_blocks)
         return passed, Verified(verdicts, drafting, time.perf_counter() - begun)
 

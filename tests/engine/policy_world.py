@@ -54,6 +54,8 @@ class World:
             decodes = [Decode(request, room) for request in requests]
             draft = proposer.propose(decodes, alone=True)
             rows = sum(1 + len(one) for one in draft.tokens)
+            if (meanwhile := proposer.meanwhile) is not None:
+                meanwhile()
             self.now += self.pass_s(rows)
             proposer.passed(rows, self.pass_s(rows))
             kept = [[*drafted, WRONG].index(WRONG) for drafted in draft.tokens]

@@ -47,7 +47,7 @@ def test_what_is_planned_holds_while_no_others_come_and_few_go(made):
     mixture = of_a_model(world, model)
     requests = [make_request([1, 2]) for _ in range(9)]
     holds = held(PLANNED_FOR, 8)
-    few = (5, holds - 6, []), (5, 2, [5]), (5, holds, [5])
+    few = (5, holds - 7, []), (5, 3, [5]), (5, holds, [5])  # each within the round before
     for count, rounds, due in ((8, 2, [8]), (7, 2, []), (6, 2, []), *few, (9, 2, [9])):
         made.clear()
         asked = model.asked
@@ -194,7 +194,7 @@ def test_one_of_whom_nothing_is_known_is_drafted_for_as_the_last_such_one(made):
         newcomer = make_request([1, 2])
         world.run(mixture, 1, LONGEST, 1, [newcomer])
         assert (mixture._agenda.asks.lengths, mixture._agenda.made) == (wish, mixture._rounds)
-        world.run(mixture, 1, LONGEST, PLANNED_FOR - 1, [newcomer])
+        world.run(mixture, 1, LONGEST, PLANNED_FOR - 2, [newcomer])
     assert made == []
     world.run(mixture, 1, LONGEST, PLANNED_FOR, [newcomer])  # it has drafts of its own
     assert made == [1]
@@ -230,6 +230,33 @@ def test_where_more_want_a_draft_than_there_are_rows_for_none_has_one():
     made = mixture._agenda.made
     world.run(mixture, 3, LONGEST, 3 * PLANNED_FOR, requests)
     assert mixture._agenda.made > made and mixture._agenda.by_model
+
+
+def test_what_comes_is_planned_beside_the_pass_before_it(made, monkeypatch):
+    """And holds for those that are there then."""
+    world = World()
+    mixture = of_a_model(world, Guess(world, 0.8, level_s=0.1))
+    requests = [make_request([1, 2]) for _ in range(4)]
+    world.run(mixture, 4, LONGEST, 100, requests)
+    makes, beside = Planner.make, []
+
+    def make(self, before, decodes, now):
+        beside.append(now - mixture._rounds)
+        return makes(self, before, decodes, now)
+
+    monkeypatch.setattr(Planner, "make", make)
+    world.run(mixture, 4, LONGEST, 4 * MOST_PLANNED_FOR, requests)
+    assert beside == [1] * 4  # of the next round
+    while mixture.meanwhile is None:
+        world.run(mixture, 4, LONGEST, 1, requests)
+    mixture.meanwhile()
+    coming = mixture._coming
+    newer = [*requests[1:], make_request([1, 2])]
+    made.clear()
+    world.run(mixture, 4, LONGEST, 1, newer)
+    assert made == []
+    assert mixture._agenda.made == coming.made
+    assert mixture._agenda.decodes == decodes_of(newer)
 
 
 def test_who_comes_waits_no_longer_than_for_a_first_plan(made):

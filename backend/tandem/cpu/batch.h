@@ -79,9 +79,9 @@ struct Space {
     }
   }
 
-  void fit(const Model& model, const Step& step, const Run& run) {
+  void fit(const Model& model, const Step& step, const Run& run, bool late) {
     const size_t rows = std::max(step.rows, step.picked), size = model.head_dim;
-    team.fit(model.threads);
+    team.fit(model.threads, late);
     make_room(x, rows * model.hidden);
     const int attended = model.heads * model.head_dim, bfloat = model.head.bfloat;
     fit_inputs(normed, rows, model.hidden, bfloat);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from struct import pack
 
 import torch
@@ -151,10 +151,11 @@ class KernelStack:
         taps: Sequence[int] | None,
         states: States | None = None,
         picks_hidden: bool = False,
+        meanwhile: Callable[[], object] | None = None,
     ) -> Passed:
         """As `ModelRunner.forward`; states: for a draft head; picks_hidden: of hidden states behind
         the last layer, those of `rows` alone are wanted, [R, hidden]. The logits are overwritten by
-        the next pass."""
+        the next pass. meanwhile: must run no kernels itself."""
         flat: Sequence[int] = tokens.tolist() if isinstance(tokens, Tensor) else tokens
         read = Reading(flat, queries, range(len(flat)) if rows is None else rows)
         logits = self._room.rows(len(read.rows))
@@ -165,7 +166,7 @@ class KernelStack:
         else:
             given = None if states is None else self._checked(states, len(flat))
             features, wanted = self._wanted(taps, read, picks_hidden, given)
-        best = self._forward(self._at, read, wanted, self._room.address, self._space)
+        best = self._forward(self._at, read, wanted, self._room.address, self._space, meanwhile)
         return Passed(logits, features, best)
 
     def want(self, stretches: Sequence[tuple[int, int]]) -> None:

@@ -91,16 +91,24 @@ void tandem_multiply(const Matrix* matrix, const float* x, int rows, float* y, i
 void tandem_want(void* space, const Stretch* some, int count) {
   static_cast<Space*>(space)->wanted.assign(some, some + count);
 }
-// A pass (see `ToldPass`) that leaves logits [rows, vocabulary]: the likeliest token of each row.
-Object* tandem_forward(const Model* model, Object* reading, Object* wanted, float* logits, void* space) {
+// A pass (see `ToldPass`) that leaves logits [rows, vocabulary]: the likeliest token of each row. meanwhile:
+// None, or what this thread calls while others have begun.
+Object* tandem_forward(const Model* model, Object* reading, Object* wanted, float* logits, void* space,
+                       Object* meanwhile) {
   Space& room = *static_cast<Space*>(space);
   const Step step = room.pass.read(reading, wanted, logits, model->block_size);
   if (PyErr_Occurred()) return nullptr;
-  unlocked([&] {
-    model->bfloat ? forward<uint16_t>(*model, step, room, [] {})
-                  : forward<float>(*model, step, room, [] {});
+  unlocked([&](void* thread) {
+    const auto call = [&] { call_locked(meanwhile, thread); };
+    if (meanwhile != &_Py_NoneStruct)
+      model->bfloat ? forward_beside<uint16_t>(*model, step, room, call)
+                    : forward_beside<float>(*model, step, room, call);
+    else
+      model->bfloat ? forward<uint16_t>(*model, step, room, [] {})
+                    : forward<float>(*model, step, room, [] {});
     room.fetch_wanted();
   });
+  if (PyErr_Occurred()) return nullptr;
   return list_of(step.best, step.picked);
 }
 // Chains (see `ToldChains`). first: a pass that their first tokens are drawn behind, or an empty tuple.
@@ -113,7 +121,7 @@ Object* tandem_chains(const Model* model, Object* first, Object* fed, Object* ch
   const bool reads = PyTuple_Size(first) > 0;
   if (reads) step = room.pass.read(first, nullptr, const_cast<float*>(all.logits), model->block_size);
   if (PyErr_Occurred()) return nullptr;
-  unlocked([&] {
+  unlocked([&](void*) {
     const Step* read = reads ? &step : nullptr;
     model->bfloat ? grow<uint16_t>(*model, all, read, room) : grow<float>(*model, all, read, room);
   });
@@ -155,7 +163,7 @@ Object* tandem_verify(const float* logits, int rows, int vocabulary, Object* cha
   if (!PyErr_Occurred() && told.rows() != rows)
     PyErr_SetString(PyExc_ValueError, "a row for each token of the chains and one behind each is due");
   if (PyErr_Occurred()) return nullptr;
-  unlocked([&] {
+  unlocked([&](void*) {
     each_row(rows, vocabulary, threads, [&](int row, Draws& draws) {
       const float* own = logits + row * size_t(vocabulary);
       verify_row(told, row, own, vocabulary, q, key_of(seed, row), draws);

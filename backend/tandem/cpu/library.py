@@ -66,7 +66,7 @@ def load_kernels() -> Kernels | None:
     for name in ("penalize", "limit", "judge"):
         getattr(library, f"tandem_{name}").restype = None
     some = ctypes.py_object
-    forward = ctypes.PYFUNCTYPE(some, pointer, some, some, pointer, pointer)
+    forward = ctypes.PYFUNCTYPE(some, pointer, some, some, pointer, pointer, some)
     chains = ctypes.PYFUNCTYPE(some, pointer, some, some, some, some, pointer)
     library.tandem_forward = forward(("tandem_forward", library))
     library.tandem_chains = chains(("tandem_chains", library))

@@ -32,18 +32,26 @@ Object* PyErr_Occurred();
 void PyErr_SetString(Object*, const char*);
 void* PyEval_SaveThread();
 void PyEval_RestoreThread(void*);
+Object* PyObject_CallNoArgs(Object*);
 void Py_DecRef(Object*);
 }
 
 namespace {
 
-// some(), while other threads may run Python. (No destructor takes the lock back: where Python is ending, that
+// some(thread), while other threads may run Python. (No destructor takes the lock back: where Python is ending, that
 // ends the thread.)
 template <class Some>
 void unlocked(Some some) {
   void* thread = PyEval_SaveThread();
-  some();
+  some(thread);
   PyEval_RestoreThread(thread);
+}
+
+// Within it, calls what may be called, by the same thread; an error stays behind.
+inline void call_locked(Object* callable, void* thread) {
+  PyEval_RestoreThread(thread);
+  if (Object* found = PyObject_CallNoArgs(callable)) Py_DecRef(found);
+  PyEval_SaveThread();
 }
 
 // What is not a number, or too large a one, leaves an error behind, which whoever reads asks for at the end.

@@ -212,25 +212,44 @@ void finish(const Model& model, const Step& step, const Inputs& picked, Space& s
   });
 }
 
+// All that one thread of a pass does.
+template <class W>
+void run_all(const Model& model, const Step& step, const Run& run, Space& space) {
+  step.states ? enter_head(model, step, run, space) : enter(model, step, space);
+  const bool pairs = step.states && !model.entry.project.weight;  // they are what is read first
+  for (int index = 0; index < model.layers; ++index) {
+    const Inputs& input = index == 0 && pairs ? space.pair : space.normed;
+    keep_taps(model, step, index, step.rows, space.x.data(), space.team);
+    run.picks && index + 1 == model.layers ? run_last_layer<W>(model, input, step, run, space)
+                                           : run_layer<W>(model, index, input, step, run, space);
+  }
+  if (!run.picks) pick(model, step, space);
+  finish(model, step, run.picks ? space.normed : space.picked, space);
+}
+
 // A pass; `after` runs in the same parallel region.
 template <class W, class After>
 void forward(const Model& model, const Step& step, Space& space, After after) {
   const Run run = plan(model, step);
-  space.fit(model, step, run);
+  space.fit(model, step, run, false);
 #pragma omp parallel num_threads(model.threads)
   {
-    step.states ? enter_head(model, step, run, space) : enter(model, step, space);
-    const bool pairs = step.states && !model.entry.project.weight;  // they are what is read first
-    for (int index = 0; index < model.layers; ++index) {
-      const Inputs& input = index == 0 && pairs ? space.pair : space.normed;
-      keep_taps(model, step, index, step.rows, space.x.data(), space.team);
-      run.picks && index + 1 == model.layers
-          ? run_last_layer<W>(model, input, step, run, space)
-          : run_layer<W>(model, index, input, step, run, space);
-    }
-    if (!run.picks) pick(model, step, space);
-    finish(model, step, run.picks ? space.normed : space.picked, space);
+    run_all<W>(model, step, run, space);
     after();
+  }
+}
+
+// A pass that the first thread comes to late: others begin it, and meanwhile this one does something else.
+template <class W, class Meanwhile>
+void forward_beside(const Model& model, const Step& step, Space& space, Meanwhile meanwhile) {
+  const Run run = plan(model, step);
+  space.fit(model, step, run, true);
+#pragma omp parallel num_threads(model.threads)
+  {
+    const bool first = omp_get_thread_num() == 0;
+    if (first) meanwhile();
+    if (!first || space.team.join()) run_all<W>(model, step, run, space);
+    if (!first) space.team.leave();
   }
 }
 

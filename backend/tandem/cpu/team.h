@@ -56,25 +56,57 @@ class alignas(64) Rest {
 // other processes want the cores too, that is taken from the very thread that is waited for.
 class Team {
  public:
-  // Before a region of so many threads.
-  void fit(int threads) {
+  // Before a region of so many threads; late: the first one has something else to do as it begins, and
+  // then comes (`join`).
+  void fit(int threads, bool late = false) {
+    absent_.store(late, std::memory_order_relaxed);
+    wants_.store(false, std::memory_order_relaxed);
+    over_.store(false, std::memory_order_relaxed);
+    missed_ = 0;
+    began_ = phase_.load(std::memory_order_relaxed);
     if (threads <= size_) return;
     rests_ = std::make_unique<Rest[]>(threads);
     size_ = threads;
     phase_.store(1, std::memory_order_relaxed);  // another one than theirs
+    began_ = 1;
   }
 
   // All have come this far.
   void wait() {
-    const unsigned phase = phase_.load(std::memory_order_acquire);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == omp_get_num_threads()) {
-      arrived_.store(0, std::memory_order_relaxed);
-      phase_.store(phase + 1, std::memory_order_release);
+    if (misses()) {
+      --missed_;
       return;
     }
-    for (int looks = 0; phase_.load(std::memory_order_acquire) == phase; ++looks)
-      looks < kLooks ? pause() : void(sched_yield());
+    const unsigned phase = phase_.load(std::memory_order_acquire);
+    const int there = omp_get_num_threads() - absent_.load(std::memory_order_relaxed);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == there) {
+      arrived_.store(0, std::memory_order_relaxed);
+      const bool admits = wants_.load(std::memory_order_acquire);
+      if (admits) {
+        missed_ = phase + 1 - began_;
+        absent_.store(0, std::memory_order_relaxed);
+      }
+      phase_.store(phase + 1, std::memory_order_release);
+      if (admits) wants_.store(false, std::memory_order_release);
+      return;
+    }
+    look([&] { return phase_.load(std::memory_order_acquire) != phase; });
   }
+
+  // The late first thread comes: all stand at a barrier, and what is shared out before it is done without
+  // this one, which goes through the same lines and passes over it. False: all is done.
+  bool join() {
+    if (omp_get_num_threads() == 1) {
+      absent_.store(0, std::memory_order_relaxed);
+      return true;
+    }
+    wants_.store(true, std::memory_order_release);
+    look([&] { return !wants_.load(std::memory_order_acquire) || over_.load(std::memory_order_acquire); });
+    return !wants_.load(std::memory_order_acquire);
+  }
+
+  // Behind the last barrier of a region with a late thread, by all others.
+  void leave() { over_.store(true, std::memory_order_release); }
 
   // Where this thread's part of what is shared out begins, or another one's.
   static int first(int count) { return first(count, omp_get_thread_num()); }
@@ -92,7 +124,7 @@ class Team {
   template <class Some, class Last>
   void each(int count, Some some, Last last) {
     share(count, some, false);
-    last();
+    if (!misses()) last();
     wait();
   }
 
@@ -107,8 +139,17 @@ class Team {
   static constexpr int kLooks = 2000;
   static constexpr int64_t kOthers = 3;  // to ask everybody takes long where there are many
 
+  // Whether this thread comes late, and what is behind the next barrier is behind it too.
+  bool misses() const { return omp_get_thread_num() == 0 && missed_ > 0; }
+
+  template <class Done>
+  static void look(Done done) {
+    for (int looks = 0; !done(); ++looks) looks < kLooks ? pause() : void(sched_yield());
+  }
+
   template <class Some>
   void share(int count, Some some, bool one) {
+    if (misses()) return;
     const unsigned phase = phase_.load(std::memory_order_relaxed);
     const int64_t threads = omp_get_num_threads(), own = omp_get_thread_num();
     const int64_t asked = one ? threads : std::min(threads, 1 + kOthers);
@@ -131,6 +172,9 @@ class Team {
 
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<unsigned> phase_{0};
+  std::atomic<int> absent_{0};  // threads that are not there yet: the first one, or none
+  std::atomic<bool> wants_{false}, over_{false};  // it waits to join; the others have done all
+  unsigned began_ = 0, missed_ = 0;  // the phase when the region began; barriers that it passes over
   std::unique_ptr<Rest[]> rests_;  // of each thread
   int size_ = 0;
 };

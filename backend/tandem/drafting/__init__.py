@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -104,6 +104,12 @@ class Proposer(ABC):
     def taps_of(self, plan: StepPlan) -> tuple[int, ...] | None:
         """Which hidden states it wants of this round's pass, behind `propose`: `taps`, or none."""
         return self.taps
+
+    @property
+    def meanwhile(self) -> Callable[[], object] | None:
+        """What it has to work out for the rounds to come, once, beside this round's pass, which is
+        about to begin: it takes half as long then."""
+        return None
 
     @abstractmethod
     def propose(self, decodes: Sequence[Decode], alone: bool = False) -> Draft:

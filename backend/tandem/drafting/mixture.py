@@ -84,6 +84,8 @@ class MixtureProposer(Proposer):
         self._sure: Sequence[Sequence[float]] = ()
         """... what the model was sure of, as in `Draft`."""
         self._agenda: Agenda | None = None
+        self._coming: Agenda | None = None
+        """The next one, if it has been worked out."""
         self._drafts: bool | None = None
         """Whether there may be drafts in the round under way; None: the model is tried."""
         self._rounds = 0
@@ -136,6 +138,8 @@ class MixtureProposer(Proposer):
         self._drafter.turned = False
         if self._agenda is not None and self._agenda.by_model:
             self._agenda = self._agenda.asking()
+        if self._coming is not None and self._coming.by_model:
+            self._coming = self._coming.asking()
 
     def _agenda_for(
         self, before: Agenda | None, decodes: Sequence[Decode], now: int, alone: bool
@@ -145,7 +149,11 @@ class MixtureProposer(Proposer):
             return self.planner.found(decodes, now)
         if before is not None and before.holds(decodes, now):
             return before
-        agenda = self.planner.planned(before, decodes, now, alone)
+        agenda, self._coming = self._coming, None
+        if agenda is None or agenda.made != now:
+            agenda = self.planner.planned(before, decodes, now, alone)
+        elif not agenda.holds(decodes, now):
+            agenda = self.planner.planned(agenda, decodes, now, alone)
         if before is None or not alike(before.batch, agenda.batch):
             self._naps.begin_anew()
         return agenda
@@ -153,7 +161,7 @@ class MixtureProposer(Proposer):
     def _leave(self) -> None:
         """Nobody decodes: nothing is kept of requests that have gone. (What nobody has looked up is
         looked at where one comes alone.)"""
-        agenda, self._agenda = self._agenda, None
+        agenda, self._agenda, self._coming = self._agenda, None, None
         if agenda is not None and not self.lookups.methods:
             self._agenda = agenda.of_nobody()
 
@@ -165,8 +173,27 @@ class MixtureProposer(Proposer):
             # a plan that holds so long is not what such rounds take, but for a try
             follows = follows and (by_model or self.lookups.asked)
         took = self.lookups.took
-        self._round = Begun(load_of(decodes), first, by_model, rows, follows, took)
+        ahead = self._looks_ahead
+        self._round = Begun(load_of(decodes), first, by_model, rows, follows, took, ahead)
         return draft
+
+    @property
+    def meanwhile(self) -> Callable[[], object] | None:
+        return self._look_ahead if self._looks_ahead else None
+
+    @property
+    def _looks_ahead(self) -> bool:
+        """Whether in this round the next ones are planned, by what was learnt before it. (Not where
+        nothing is drafted: by such rounds is learnt what passes take, and one before a try is timed
+        too.)"""
+        agenda = self._agenda
+        if agenda is None or self._rounds + 1 != agenda.until:
+            return False
+        return bool(agenda.by_model and self._drafts) and not self.lookups.methods
+
+    def _look_ahead(self) -> None:
+        assert self._agenda is not None
+        self._coming = self.planner.make(self._agenda, self._agenda.decodes, self._rounds + 1)
 
     @property
     def may_draft(self) -> bool:

@@ -28,6 +28,8 @@ class Begun(NamedTuple):
     asking: float = 0.0
     """Seconds in which lookups were asked and what they found was planned with, which is judged by
     itself."""
+    ahead: bool = False
+    """Whether beside its pass the next rounds are planned."""
 
 
 class _Drafted(NamedTuple):
@@ -104,7 +106,7 @@ class Stopwatch:
         usual = same and begun.follows
         # a draft has left other things in the caches
         rests = last is not None and last.begun.by_model and not begun.by_model
-        shows = alone and usual and not rests
+        shows = alone and usual and not rests and not begun.ahead
         drafted, self._drafted = self._drafted if begun.by_model else None, None
         self._rounds.append(_Round(begun, drafted, alone, usual, shows, seconds, self.clock()))
         return shows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,12 +75,13 @@ class ModelRunner:
         queries: Sequence[Query],
         rows: Sequence[int] | None = None,
         taps: Sequence[int] | None = None,
+        meanwhile: Callable[[], object] | None = None,
     ) -> Passed:
         """Runs T tokens laid out as `queries`; the logits of `rows` (None: all). With `taps` the
         hidden states [T, width] too: the inputs of these layers side by side, or without any the
-        last layer's output after the norm."""
+        last layer's output after the norm. meanwhile: what this thread can do beside it."""
         if self.by_kernels is not None:
-            return self.by_kernels.forward(tokens, queries, rows, taps)
+            return self.by_kernels.forward(tokens, queries, rows, taps, meanwhile=meanwhile)
         with torch.inference_mode():
             # before the pass: a GPU would be waited for behind it
             picked = None
@@ -89,7 +90,10 @@ class ModelRunner:
             hidden, features = self._hidden(tokens, queries, taps)
             if picked is not None:
                 hidden = hidden.index_select(0, picked)
-            return Passed(self.model.logits(hidden), features)
+            logits = self.model.logits(hidden)
+        if meanwhile is not None:  # a GPU is at work
+            meanwhile()
+        return Passed(logits, features)
 
     def _hidden(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -53,13 +53,15 @@ class ParallelRunner:
         queries: Sequence[Query],
         rows: Sequence[int] | None = None,
         taps: Sequence[int] | None = None,
+        meanwhile: Callable[[], object] | None = None,
     ) -> Passed:
         """As `ModelRunner.forward`: hidden states are whole on every rank. Raises
         `EngineDeadError` when a rank is lost."""
         try:
             self._world.tell(self._ranks, Forward(self._role, tokens, queries, rows))
             if self._own is not None:
-                return self._own.forward(tokens, queries, rows, taps)
+                return self._own.forward(tokens, queries, rows, taps, meanwhile)
+            assert meanwhile is None  # of a target it is told
             count = len(tokens) if rows is None else len(rows)
             return Passed(self._receive(count), None)
         except (RuntimeError, OSError) as error:
