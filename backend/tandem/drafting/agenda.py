@@ -233,9 +233,10 @@ class Agenda(NamedTuple):
             if more > 0 and known.wish >= known.room:  # it was all that there was room for
                 return None
             requests.append(known)
-        asks = wanted(decodes, requests, 0, NO_BRIM)
-        if sum(asks.lengths) > self._room(decodes) and len(decodes) > self.batch:
-            return None
+        if len(decodes) > self.batch:
+            asks = wanted(decodes, requests, 0, NO_BRIM)
+            if sum(asks.lengths) > self._room(decodes):
+                return None
         rest = self._replace(
             decodes=list(decodes),
             requests=requests,
