@@ -10,6 +10,7 @@ from tandem.drafting.costs import Load
 from tandem.drafting.mixture import MixtureProposer
 from tandem.drafting.reading import Reading
 from tandem.drafting.remembered import STREAK, Fared, Judged, Known
+from tandem.drafting.stopwatch import Begun
 from tandem.scheduler import Decode
 from tests.engine.builders import make_request
 from tests.engine.policy_world import RIGHT, WRONG, Guess, World
@@ -201,3 +202,38 @@ def test_how_far_is_that_which_yields_most(chance):
     best = max(range(3, LONGEST + 1), key=worth)
     far = chooser.far(rate, [3], Load(1))
     assert abs(max(3, far) - best) <= 1
+
+
+def beside_a_pass():
+    """A mixture that is to plan beside the pass of the round under way, and its request."""
+    world = World(0.07)
+    methods = [Method("model", Guess(world, 0.7, level_s=0.05), False)]
+    mixture = MixtureProposer(methods, LONGEST, world.costs(), clock=world.clock)
+    request = make_request([1, 2])
+    world.run(mixture, 1, LONGEST, 200, [request])
+    while mixture.meanwhile is None:
+        mixture.propose([Decode(request, LONGEST)], alone=True)
+    return world, mixture, request
+
+
+def test_one_that_begins_in_a_round_beside_which_the_next_was_planned_counts_in_it():
+    _, mixture, request = beside_a_pass()
+    mixture.meanwhile()
+    mixture._coming = coming = mixture._coming._replace(far=13)
+    mixture.planner.requests[request].streak, mixture._drafter.turned = STREAK, True
+    mixture.propose([Decode(request, LONGEST)], alone=True)
+    assert (mixture._agenda.made, list(mixture._drafter.asked)) == (coming.made, [13])
+
+
+def test_a_pass_beside_which_is_planned_does_not_show_what_passes_take():
+    _, mixture, _ = beside_a_pass()
+    begun = Begun(Load(1), "some", True, 4)
+    mixture.watch.ended(begun, 4, 1.0)
+    assert mixture.watch.ended(begun, 4, 1.0)
+    assert not mixture.watch.ended(begun._replace(ahead=True), 4, 1.0)
+
+
+def test_where_lookups_may_be_asked_nothing_is_planned_beforehand():
+    world, mixture, _ = beside_a_pass()
+    mixture.lookups.methods = [Method("lookup", Guess(world, 0.7), True)]
+    assert mixture.meanwhile is None
